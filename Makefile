@@ -1,0 +1,53 @@
+# One verb per job. TORCH_INDEX_URL names the index that torch is taken from, PYTHON the interpreter (3.11 or newer).
+SHELL := bash
+PYTHON ?= python3
+BIN := .venv/bin
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
+ARGS ?=
+.DEFAULT_GOAL := help
+.PHONY: help setup serve chat test test-full test-chaos lint protos shape bench hooks
+
+help:  ## these lines
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup:  ## make .venv with everything that serving, testing and linting need
+	@PYTHON=$(PYTHON) scripts/setup.sh dev
+
+serve:  ## install what serving needs and start the whole stack (ARGS="--prefill 2 --decode 2")
+	@PYTHON=$(PYTHON) scripts/setup.sh serve
+	@exec $(BIN)/deepinfer up $(ARGS)
+
+chat:  ## talk to the running stack
+	@exec $(BIN)/deepinfer chat $(ARGS)
+
+test: setup  ## the tests of every change (minutes)
+	$(PYTEST) -m "not slow and not chaos and not gpu" $(ARGS)
+
+test-full: setup  ## all tests but those that need a GPU
+	$(PYTEST) -m "not gpu" $(ARGS)
+
+test-chaos: setup  ## kill, freeze and restart processes under load
+	$(PYTEST) -m chaos $(ARGS)
+
+lint: setup  ## style, types, import matrix, contract, generated code, hygiene
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint protos
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/breaking.sh
+	$(BIN)/python scripts/protos.py --check
+	$(BIN)/python scripts/hygiene.py
+
+protos: setup  ## regenerate the protobuf code beside the .proto files
+	$(BIN)/python scripts/protos.py
+
+shape: setup  ## size profile of modules and functions, and its caps
+	@$(BIN)/python scripts/shape.py
+
+bench: setup  ## ratios against the reference and against the parts alone
+	$(BIN)/python -m bench.engine
+	$(BIN)/python -m bench.stack
+
+hooks: setup  ## run the quick checks before every commit
+	$(BIN)/pre-commit install
