@@ -1,0 +1,63 @@
+"""Records: what the store keeps under a name. Knows names, sizes and digests; holds no bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fabric.records import Extent
+
+ROOT = bytes(32)  # the parent of a prefix's first block
+
+
+class RecordKind(StrEnum):
+    """BLOCK: all global groups of one block. ANCHOR: the window groups at the end of the block with the same key."""
+
+    BLOCK = "block"
+    ANCHOR = "anchor"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordId:
+    kind: RecordKind
+    key: bytes  # 32 bytes: keyed hash over the whole prefix up to this block
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose KV it is: records of another identity are never a hit."""
+
+    model_revision: str
+    layout_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockName:
+    """A full block of a prefix and the tokens it must stand for, as little-endian uint32."""
+
+    key: bytes
+    tokens: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One verified record at `[offset, offset + size)` of the tier; extent offsets count from the record's start."""
+
+    id: RecordId
+    identity: Identity
+    tokens: bytes
+    parent: bytes
+    offset: int
+    size: int
+    extents: tuple[Extent, ...]
+
+    def answers(self, name: BlockName, identity: Identity) -> bool:
+        """Whether this record is what `name` asks for: the tokens are compared, not trusted to the key."""
+        return self.id.key == name.key and self.tokens == name.tokens and self.identity == identity
+
+    @property
+    def parent_id(self) -> RecordId | None:
+        """What must outlive this record: an anchor's block, a block's parent block."""
+        if self.id.kind is RecordKind.ANCHOR:
+            return RecordId(RecordKind.BLOCK, self.id.key)
+        return None if self.parent == ROOT else RecordId(RecordKind.BLOCK, self.parent)

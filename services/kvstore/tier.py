@@ -1,0 +1,154 @@
+"""DRAM tier: verified records inside one slab. Knows prefixes, room and pins; knows no network and no index."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from fabric.records import Extent
+from services.kvstore.eviction import EvictionOrder
+from services.kvstore.memory import SlabAllocator
+from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How much of a prefix is here: `blocks` leading blocks, `anchored` of them up to the last anchor."""
+
+    blocks: int
+    anchored: int
+
+
+class DramTier:
+    """Owns `memory`. A record is visible only after `admit`; its bytes stay while it is pinned, even after a drop."""
+
+    def __init__(self, capacity_bytes: int, clock: Callable[[], float]) -> None:
+        self._slab = SlabAllocator(capacity_bytes)
+        self.memory: Bytes = np.zeros(self._slab.capacity, dtype=np.uint8)
+        self._clock = clock
+        self._records: dict[RecordId, Record] = {}
+        self._order = EvictionOrder()
+        self._pins: Counter[int] = Counter()
+        self._doomed: set[int] = set()
+        self.evicted: Callable[[Record], None] = lambda record: None
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def capacity(self) -> int:
+        return self._slab.capacity
+
+    @property
+    def used(self) -> int:
+        """Bytes that records take, those being written or dropped while pinned included."""
+        return self._slab.used
+
+    def find(self, kind: RecordKind, name: BlockName, identity: Identity) -> Record | None:
+        """The record, only if its tokens and identity are those asked for."""
+        record = self._records.get(RecordId(kind, name.key))
+        return record if record is not None and record.answers(name, identity) else None
+
+    def lookup(self, names: Sequence[BlockName], identity: Identity) -> Held:
+        """Leading blocks held, and up to which anchor."""
+        blocks = anchored = 0
+        for name in names:
+            if self.find(RecordKind.BLOCK, name, identity) is None:
+                break
+            blocks += 1
+            if self.find(RecordKind.ANCHOR, name, identity) is not None:
+                anchored = blocks
+        return Held(blocks, anchored)
+
+    def collect(self, names: Sequence[BlockName], identity: Identity, anchor: bool) -> list[Record]:
+        """Leading blocks of `names` and, where `anchor` and all are here, the last one's anchor; all become young."""
+        found = [self.find(RecordKind.BLOCK, name, identity) for name in names]
+        records = [record for record in found[: found.index(None) if None in found else None] if record is not None]
+        last = self.find(RecordKind.ANCHOR, names[-1], identity) if anchor and len(records) == len(names) else None
+        records += [last] if last is not None else []
+        for record in reversed(records):
+            self._order.touch(record.id)
+        return records
+
+    def is_intact(self, record: Record) -> bool:
+        """Whether every extent still has its digest. Reads all bytes: pin the record and call from a worker thread."""
+        return all(xxhash.xxh3_64_intdigest(view) == extent.digest for extent, view in self.views(record))
+
+    def views(self, record: Record) -> Iterator[tuple[Extent, Bytes]]:
+        """Each extent with its bytes in the slab."""
+        for extent in record.extents:
+            start = record.offset + extent.offset
+            yield extent, self.memory[start : start + extent.size]
+
+    def take(self, size_bytes: int) -> int | None:
+        """Offset of room for one record, evicting as needed; None if even that does not make room."""
+        if size_bytes > self.capacity:
+            return None
+        while (offset := self._slab.take(size_bytes)) is None:
+            coldest = self._order.coldest(self._clock(), lambda record: not self._pins[self._records[record].offset])
+            if coldest is None:
+                return None
+            self.drop(self._records[coldest])
+        return offset
+
+    def give(self, offset: int) -> None:
+        """Gives back room that was taken and not admitted."""
+        self._slab.give(offset)
+
+    def admit(self, record: Record) -> bool:
+        """Makes a verified record visible. False, and its room given back, where another one has its name."""
+        if record.id in self._records:
+            self._slab.give(record.offset)
+            return False
+        self._records[record.id] = record
+        self._order.add(record.id, record.parent_id)
+        return True
+
+    def drop(self, record: Record) -> None:
+        """Forgets a record at once; its bytes go when the last pin does."""
+        if self._records.get(record.id) is not record:
+            return
+        del self._records[record.id]
+        self._order.remove(record.id)
+        if self._pins[record.offset]:
+            self._doomed.add(record.offset)
+        else:
+            self._slab.give(record.offset)
+        self.evicted(record)
+
+    @contextmanager
+    def pinned(self, records: Iterable[Record]) -> Iterator[None]:
+        """Keeps the bytes of `records` in place."""
+        offsets = [record.offset for record in records]
+        self._pins.update(offsets)
+        try:
+            yield
+        finally:
+            for offset in offsets:
+                self._unpin(offset)
+
+    def retain(self, keys: Iterable[bytes], keep_s: float, budget_bytes: int) -> tuple[int, int]:
+        """Prefers others for eviction for `keep_s`, up to `budget_bytes`. Returns records and bytes retained."""
+        until, count, total = self._clock() + keep_s, 0, 0
+        for record in (self._records.get(RecordId(kind, key)) for key in keys for kind in RecordKind):
+            if record is None or total + record.size > budget_bytes:
+                continue
+            self._order.keep(record.id, until)
+            count, total = count + 1, total + record.size
+        return count, total
+
+    def _unpin(self, offset: int) -> None:
+        self._pins[offset] -= 1
+        if self._pins[offset] == 0:
+            del self._pins[offset]
+            if offset in self._doomed:
+                self._doomed.remove(offset)
+                self._slab.give(offset)

@@ -1,0 +1,54 @@
+"""Receipts: what prefill says it wrote, and whether that is all decode needs. Knows geometry; reads no KV bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.sampling.logprobs import TokenLogprob
+from engine.sampling.params import SamplingState
+from fabric.errors import DataLoss, InvalidArgument
+from fabric.records import Extent
+from services.worker.geometry import Handoff
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The neutral form of `deepinfer.v1.Receipt` with the first-token ending, one landing."""
+
+    ticket_id: str
+    request_id: str
+    epoch: int
+    model_revision: str
+    layout_fingerprint: str
+    tokens: int
+    extents: tuple[Extent, ...]
+    first_token: int
+    state: SamplingState
+    logprob: TokenLogprob | None = None
+
+
+def require_complete(receipt: Receipt, handoff: Handoff) -> None:
+    """Checks that the receipt names every extent of `handoff` exactly once, where and as full as the layout says.
+
+    Raises:
+        DataLoss: an extent is missing, doubled, misplaced or not as full as it must be.
+        InvalidArgument: the receipt is about a prompt of another length.
+    """
+    if receipt.tokens != handoff.tokens:
+        raise InvalidArgument(
+            f"the receipt covers {receipt.tokens} tokens, the prompt has {handoff.tokens}",
+            field="receipt.tokens",
+            fix="send the receipt of this request",
+        )
+    named = {(extent.group, extent.block): extent for extent in receipt.extents}
+    places = tuple(handoff.places())
+    if len(named) != len(receipt.extents) or len(named) != len(places):
+        raise _incomplete(f"the receipt names {len(receipt.extents)} extents, {len(places)} are needed")
+    for place in places:
+        extent = named.get((place.group, place.block))
+        if extent is None or not place.is_of(extent):
+            raise _incomplete(f"block {place.block} of {place.group} is missing or not as it must be")
+
+
+def _incomplete(message: str) -> DataLoss:
+    return DataLoss(message, field="receipt.extents", fix="prefill the prompt again")

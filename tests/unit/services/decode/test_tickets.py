@@ -1,0 +1,160 @@
+"""A ticket has one owner, one end, and never outlives its lease unused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from fabric.errors import Exhausted, StaleTicket
+from services.decode.tickets import TicketBook, TicketState, WriterState
+
+EPOCH, LEASE_S = 7, 10.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def book(clock: Clock) -> TicketBook:
+    return TicketBook(EPOCH, LEASE_S, max_tickets=2, clock=clock)
+
+
+def test_a_ticket_is_claimed_once(book: TicketBook) -> None:
+    book.issue("t", "r")
+    assert book.claim("t", "r", EPOCH).state is TicketState.GENERATING
+    with pytest.raises(StaleTicket, match="generating"):
+        book.claim("t", "r", EPOCH)
+
+
+@pytest.mark.parametrize(
+    ("ticket", "request_id", "epoch", "says"),
+    [("t", "r", 6, "epoch 6"), ("x", "r", EPOCH, "unknown"), ("t", "other", EPOCH, "unknown")],
+)
+def test_a_foreign_ticket_is_stale(book: TicketBook, ticket: str, request_id: str, epoch: int, says: str) -> None:
+    book.issue("t", "r")
+    with pytest.raises(StaleTicket, match=says):
+        book.claim(ticket, request_id, epoch)
+
+
+def test_every_late_lease_is_swept_and_told_as_expired(book: TicketBook, clock: Clock) -> None:
+    book.issue("a", "ra")
+    clock.now = 6.0
+    book.issue("b", "rb")
+    book.arrived("a", last=False)  # renewed: now the older ticket has the later lease
+    clock.now = 16.5
+    assert {ticket.id for ticket in book.sweep()} == {"a", "b"}
+    with pytest.raises(StaleTicket, match="expired"):
+        book.claim("a", "ra", EPOCH)
+
+
+def test_an_expired_ticket_is_refused_even_before_the_sweep(book: TicketBook, clock: Clock) -> None:
+    book.issue("a", "ra")
+    clock.now = LEASE_S
+    with pytest.raises(StaleTicket, match="expired"):
+        book.claim("a", "ra", EPOCH)
+
+
+def test_generating_tickets_have_no_lease(book: TicketBook, clock: Clock) -> None:
+    book.issue("a", "ra")
+    book.claim("a", "ra", EPOCH)
+    clock.now = 1e6
+    assert book.sweep() == []
+
+
+def test_a_ticket_in_doubt_stays_quarantined_until_its_writer_says_it_is_done(book: TicketBook) -> None:
+    book.issue("a", "ra")
+    book.arrived("a", last=False)
+    assert book.close("a", WriterState.UNKNOWN) is not None
+    assert (len(book), book.open) == (1, 0)
+    assert not book.arrived("a", last=False)
+    assert book.arrived("a", last=True)
+    assert len(book) == 0
+
+
+def test_a_writer_known_to_be_finished_needs_no_quarantine(book: TicketBook) -> None:
+    book.issue("a", "ra")
+    book.arrived("a", last=True)
+    book.close("a", WriterState.UNKNOWN)
+    assert len(book) == 0
+
+
+def test_release_is_idempotent(book: TicketBook) -> None:
+    book.issue("a", "ra")
+    assert book.close("a", WriterState.NEVER_STARTED) is not None
+    assert book.close("a", WriterState.NEVER_STARTED) is None
+    assert book.close("never", WriterState.FINISHED) is None
+
+
+def test_tickets_are_bounded(book: TicketBook) -> None:
+    book.issue("a", "ra")
+    book.issue("b", "rb")
+    with pytest.raises(Exhausted):
+        book.issue("c", "rc")
+
+
+class Storm(RuleBasedStateMachine):
+    """Whatever happens in whatever order: live tickets are bounded, have at most one owner, and all end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.book = TicketBook(EPOCH, LEASE_S, max_tickets=4, clock=self.clock)
+        self.issued = 0
+        self.owned: set[str] = set()
+
+    ids = st.integers(0, 12).map(str)
+
+    @rule()
+    def issue(self) -> None:
+        try:
+            self.book.issue(str(self.issued), f"r{self.issued}")
+            self.issued += 1
+        except Exhausted:
+            assert len(self.book) == 4
+
+    @rule(ticket=ids)
+    def claim(self, ticket: str) -> None:
+        try:
+            self.book.claim(ticket, f"r{ticket}", EPOCH)
+        except StaleTicket:
+            return
+        assert ticket not in self.owned
+        self.owned.add(ticket)
+
+    @rule(ticket=ids, last=st.booleans())
+    def arrived(self, ticket: str, last: bool) -> None:
+        self.book.arrived(ticket, last)
+
+    @rule(ticket=ids, writer=st.sampled_from(WriterState))
+    def close(self, ticket: str, writer: WriterState) -> None:
+        self.book.close(ticket, writer)
+
+    @rule(seconds=st.floats(0, 12))
+    def pass_time(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.book.sweep()
+
+    @invariant()
+    def bounded(self) -> None:
+        assert 0 <= self.book.open <= len(self.book) <= 4
+
+    def teardown(self) -> None:
+        for ticket in range(self.issued):
+            self.book.close(str(ticket), WriterState.FINISHED)
+        assert len(self.book) == 0
+
+
+TestStorm = Storm.TestCase
+TestStorm.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
