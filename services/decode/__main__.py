@@ -1,0 +1,7 @@
+"""`python -m services.decode`."""
+
+from fabric.server import run
+from services.decode.service import build
+from services.decode.settings import DecodeSettings
+
+run(DecodeSettings, build)

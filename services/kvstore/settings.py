@@ -1,0 +1,22 @@
+"""Settings of a kvstore."""
+
+from __future__ import annotations
+
+from pydantic import Field, SecretStr
+
+from fabric.settings import ServiceSettings
+
+
+class KvStoreSettings(ServiceSettings, env_prefix="DEEPINFER_KVSTORE_"):
+    """A kvstore: keeps verified KV records by prefix."""
+
+    memory_mb: int = Field(256, ge=1, description="MiB of records")
+    landing_mb: int = Field(64, ge=1, description="MiB of memory that prefill workers write new records into")
+    transport: str = Field("ucx://", description="KV transport: ucx://, tcp://host:0 or inproc://")
+    index: SecretStr = Field(
+        SecretStr("redis://127.0.0.1:6379/0"), description="block index: redis://[:password@]host:port/db or memory://"
+    )
+    index_ttl_s: float = Field(72 * 3600.0, gt=0, description="seconds that an entry of the index lives")
+    max_puts: int = Field(16, ge=1, description="writers at a time; more are refused")
+    push_timeout_s: float = Field(2.0, gt=0, description="seconds that writing a hit may take")
+    put_timeout_s: float = Field(10.0, gt=0, description="seconds that a writer may take to fill its grant")

@@ -1,0 +1,47 @@
+"""Settings of a service that runs an engine. Knows which of them the engine takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from engine.config import EngineConfig
+from fabric.settings import ServiceSettings
+
+NANO = Path(__file__).parents[2] / "models" / "nano"
+_MIB = 1 << 20
+
+
+class WorkerSettings(ServiceSettings):
+    """What prefill and decode workers have in common."""
+
+    model: Path = Field(NANO, description="directory with config.json, safetensors and tokenizer.json")
+    model_name: str = Field("", description="name that clients use; default: the directory's name")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of compute and KV")
+    kernels: Literal["auto", "reference", "cpu", "triton"] = Field("auto", description="operator backend")
+    kv_memory_mb: int = Field(256, ge=1, description="MiB for KV blocks and window slots")
+    chunk_tokens: int = Field(512, ge=2, description="most tokens that one engine step computes")
+    max_sequences: int = Field(16, ge=1, description="most sequences that one engine step computes")
+    max_waiting: int = Field(64, ge=1, description="most requests that wait for the engine; more are refused")
+    threads: int = Field(1, ge=1, description="compute threads of this process")
+    batch_invariant: bool = Field(False, description="results do not depend on what else is computed; slower")
+    transport: str = Field("ucx://", description="KV transport: ucx://, tcp://host:0 or inproc://")
+    stall_s: float = Field(30.0, gt=0, description="seconds without an engine step, while work waits, that mean stuck")
+    watch_period_s: float = Field(0.05, gt=0, description="seconds between two looks at the load for Watch")
+
+    def engine_config(self) -> EngineConfig:
+        """Raises engine.errors.InvalidParameter where the values do not fit together."""
+        return EngineConfig(
+            model_dir=self.model,
+            dtype=self.dtype,
+            memory_bytes=self.kv_memory_mb * _MIB,
+            max_batch_tokens=self.chunk_tokens,
+            max_sequences=self.max_sequences,
+            max_waiting=self.max_waiting,
+            batch_invariant=self.batch_invariant,
+            threads=self.threads,
+            kernels=self.kernels,
+            model_name=self.model_name,
+        )
