@@ -73,12 +73,16 @@ class LookupRequest(_message.Message):
     def __init__(self, blocks: _Optional[_Iterable[_Union[BlockName, _Mapping]]] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
-    __slots__ = ("blocks_held", "anchor_blocks")
+    __slots__ = ("blocks_held", "anchor_blocks", "other_instance", "other_blocks")
     BLOCKS_HELD_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OTHER_INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    OTHER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     blocks_held: int
     anchor_blocks: int
-    def __init__(self, blocks_held: _Optional[int] = ..., anchor_blocks: _Optional[int] = ...) -> None: ...
+    other_instance: str
+    other_blocks: int
+    def __init__(self, blocks_held: _Optional[int] = ..., anchor_blocks: _Optional[int] = ..., other_instance: _Optional[str] = ..., other_blocks: _Optional[int] = ...) -> None: ...
 
 class GetRequest(_message.Message):
     __slots__ = ("blocks", "first_block", "anchor", "model_revision", "layout_fingerprint", "landing")
