@@ -95,3 +95,9 @@ def _places(groups: Sequence[CacheGroup], block: int, tokens: int, start: int) -
     for group in groups:
         yield Place(group.name, block, group.valid_entries(tokens), start, group.extent_bytes)
         start += group.extent_bytes
+
+
+def record_places(groups: Sequence[CacheGroup], start: int) -> Iterator[tuple[str, int, int]]:
+    """(group, offset, size) of one stored record's extents from `start`: a block's global or an anchor's window groups."""
+    for place in _places(groups, 0, 0, start):
+        yield place.group, place.offset, place.size
