@@ -1,0 +1,74 @@
+"""Where running stacks of this user leave word: a private folder with one file each. Knows paths, no services."""
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class StackRecord:
+    """A running stack, as `deepinfer chat` finds it and as --ready-file tells it.
+
+    pid, started: the process of `deepinfer up` and its start in Unix seconds, which tell it from a later process with
+    the same number. http, grpc: the gateway's host:port. pids: process of each service.
+    """
+
+    pid: int
+    started: float
+    http: str
+    grpc: str
+    model: str
+    log_dir: str
+    pids: dict[str, int]
+    addresses: dict[str, str]
+
+    @property
+    def alive(self) -> bool:
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.started) < 1.0
+        except psutil.Error:
+            return False
+
+
+def folder() -> Path:
+    """The private folder, made when missing. Raises PermissionError when somebody else owns it."""
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    path = base / f"deepinfer-{os.getuid()}"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.stat().st_uid != os.getuid():
+        raise PermissionError(f"{path} belongs to another user; set XDG_RUNTIME_DIR to a folder of yours")
+    return path
+
+
+def write_atomically(path: Path, record: StackRecord) -> None:
+    """Writes the record so that a reader sees all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(json.dumps(asdict(record), indent=2) + "\n")
+    scratch.replace(path)
+
+
+def stacks(place: Path) -> list[StackRecord]:
+    """Running stacks, newest first."""
+    records = (_read(path) for path in place.glob("stack-*.json"))
+    return sorted((record for record in records if record and record.alive), key=lambda r: -r.started)
+
+
+def sweep(place: Path) -> None:
+    """Removes what stacks that were killed left behind."""
+    for path in place.glob("stack-*"):
+        pid = path.name.removeprefix("stack-").split(".")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> StackRecord | None:
+    try:
+        return StackRecord(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None  # being removed, or written by another version
