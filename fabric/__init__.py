@@ -1,0 +1,1 @@
+"""What connects the processes: settings, servers, channels, discovery and the KV link. Knows no model."""

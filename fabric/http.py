@@ -1,0 +1,56 @@
+"""An ASGI application served inside a service's own event loop. Knows uvicorn, not the application."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from fabric import lifecycle
+
+
+class _Server(uvicorn.Server):
+    """Signals belong to the chassis."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpFront:
+    """Serves `app` from `start` to `stop`; `address` holds the port taken."""
+
+    def __init__(self, app: Any, listen: str) -> None:
+        self._listen = listen
+        self.address = listen
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_keep_alive=75)
+        self._server = _Server(config)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Raises StartError where the port is taken."""
+        host, port = lifecycle.split_address(self._listen, "http")
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            listener.close()
+            raise lifecycle.port_error(self._listen, "http") from error
+        self.address = f"{host}:{listener.getsockname()[1]}"
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no new connection, lets running responses end within `grace_s` seconds, then cuts them."""
+        if self._task is None:
+            return
+        self._server.should_exit = True
+        done, _ = await asyncio.wait([self._task], timeout=grace_s)
+        if not done:
+            self._server.force_exit = True
+            await asyncio.wait([self._task], timeout=2.0)
+        self._task = None

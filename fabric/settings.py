@@ -1,0 +1,290 @@
+"""Typed settings of a process. Knows four sources, in order: command line, environment, YAML file, preset."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from fabric.errors import StartError
+
+SettingsT = TypeVar("SettingsT", bound="Settings")
+Tree = Mapping[str, Any]
+
+
+class SettingsError(StartError):
+    """A setting is unknown, missing or wrong; the message names its path and the source it came from."""
+
+
+class Section(BaseModel, frozen=True, extra="forbid"):
+    """Base of nested settings: dots on the command line, nesting in YAML, `__` in the environment."""
+
+
+class Settings(BaseSettings):
+    """Base of every settings class. Subclasses set `env_prefix` in their class line and may declare `presets`."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_nested_delimiter="__")
+    presets: ClassVar[Mapping[str, Tree]] = {}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what `load` merged (or a test passed) counts: nothing is read behind its back."""
+        return (init_settings,)
+
+    def printable(self) -> dict[str, Any]:
+        """All settings as JSON types, secrets masked."""
+        return self.model_dump(mode="json")
+
+
+class ServiceSettings(Settings):
+    """What every service can be told."""
+
+    listen: str = Field("127.0.0.1:0", description="host:port to serve gRPC on; port 0 takes a free one")
+    advertise: str = Field("", description="host:port at which others reach this service; default: where it listens")
+    metrics: str = Field("127.0.0.1:0", description="host:port of the Prometheus endpoint")
+    discovery: str = Field(
+        "etcd://127.0.0.1:2379", description="etcd://host:port, static://service=host:port,... or memory://"
+    )
+    discovery_wait_s: float = Field(30.0, gt=0, description="seconds to wait at start for discovery to answer")
+    instance: str = Field("", description="name of this instance; default: made from the address and the epoch")
+    drain_s: float = Field(20.0, ge=0, description="seconds that running calls get to finish after SIGTERM")
+    reflection: bool = Field(True, description="serve gRPC reflection; turn off in production")
+    ready_file: Path | None = Field(None, description="file to write the ready line to")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level to log")
+
+    @classmethod
+    def service_name(cls) -> str:
+        """Name in discovery, logs and metrics: "decode" for the prefix DEEPINFER_DECODE_."""
+        return str(cls.model_config.get("env_prefix", "")).upper().removeprefix("DEEPINFER_").strip("_").lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[SettingsT]):
+    """Settings with what the command line asked to do with them."""
+
+    settings: SettingsT
+    print_config: bool
+    check: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """One setting: its path from the root and its declaration."""
+
+    path: tuple[str, ...]
+    info: FieldInfo
+
+    @property
+    def dotted(self) -> str:
+        return ".".join(self.path)
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.dotted.replace("_", "-")
+
+    def env(self, prefix: str) -> str:
+        return (prefix + "__".join(self.path)).upper()
+
+
+def load(cls: type[SettingsT], argv: Sequence[str], prog: str = "") -> Loaded[SettingsT]:
+    """Merges all sources and validates once.
+
+    Args:
+        cls: the settings class.
+        argv: command line without the program's name. `--help` prints and raises SystemExit(0).
+        prog: program name shown by `--help`.
+
+    Raises:
+        SettingsError: naming every wrong setting and how to right it.
+    """
+    leaves = list(_leaves(cls))
+    prefix = str(cls.model_config.get("env_prefix", ""))
+    parser = _parser(cls, leaves, prefix, prog)
+    _refuse_unknown_flags(parser, argv)
+    arguments = vars(parser.parse_args(list(argv)))
+    config = arguments.pop("config") or os.environ.get(f"{prefix}CONFIG")
+    preset = arguments.pop("preset") or os.environ.get(f"{prefix}PRESET")
+    print_config, check = arguments.pop("print_config"), arguments.pop("check")
+    _refuse_unknown_environment(leaves, prefix)
+    sources = {
+        "command line": _tree(arguments),
+        "environment": EnvSettingsSource(cls)(),
+        f"file {config}": _read_yaml(Path(config), cls) if config else {},
+        f"preset {preset}": _preset(cls, preset) if preset else {},
+    }
+    return Loaded(_validate(cls, sources), print_config, check)
+
+
+def _validate(cls: type[SettingsT], sources: Mapping[str, Tree]) -> SettingsT:
+    merged: dict[str, Any] = {}
+    for tree in sources.values():
+        merged = _merge(tree, merged)
+    try:
+        return cls(**merged)
+    except ValidationError as error:
+        lines = [_describe(item["loc"], item["msg"], sources) for item in error.errors()]
+        raise SettingsError("; ".join(lines), fix="see --help") from error
+
+
+def _describe(loc: tuple[int | str, ...], message: str, sources: Mapping[str, Tree]) -> str:
+    path = tuple(part for part in loc if isinstance(part, str))
+    origin = next((name for name, tree in sources.items() if path and _holds(tree, path)), "")
+    return f"{'.'.join(map(str, loc))}: {message}" + (f" [from {origin}]" if origin else "")
+
+
+def _holds(tree: Any, path: tuple[str, ...]) -> bool:
+    for part in path:
+        if not isinstance(tree, Mapping) or part not in tree:
+            return False
+        tree = tree[part]
+    return True
+
+
+def _merge(strong: Tree, weak: Tree) -> dict[str, Any]:
+    """Both trees; where both have a leaf, the strong one's."""
+    merged = dict(weak)
+    for key, value in strong.items():
+        below = merged.get(key)
+        merged[key] = _merge(value, below) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
+    return merged
+
+
+def _tree(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """{"a.b": 1} -> {"a": {"b": 1}}, without the options that were not given."""
+    root: dict[str, Any] = {}
+    for dotted, value in flat.items():
+        if value is None:
+            continue
+        *parents, last = dotted.split(".")
+        node = root
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return root
+
+
+def _section(info: FieldInfo) -> type[BaseModel] | None:
+    kind = info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _leaves(model: type[BaseModel], parents: tuple[str, ...] = ()) -> Iterator[_Leaf]:
+    for name, info in model.model_fields.items():
+        section = _section(info)
+        if section is None:
+            yield _Leaf((*parents, name), info)
+        else:
+            yield from _leaves(section, (*parents, name))
+
+
+def _parser(cls: type[Settings], leaves: Iterable[_Leaf], prefix: str, prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog or None,
+        description=(cls.__doc__ or "").strip(),
+        epilog="Order: command line, environment, --config, --preset, default.",
+        allow_abbrev=False,
+        argument_default=None,
+    )
+    parser.add_argument("--config", metavar="FILE", help=f"YAML file with settings [env {prefix}CONFIG]")
+    parser.add_argument(
+        "--preset", choices=sorted(cls.presets) or None, help=f"named set of values [env {prefix}PRESET]"
+    )
+    parser.add_argument("--print-config", action="store_true", help="print all settings, secrets masked, and exit")
+    parser.add_argument("--check", action="store_true", help="validate the settings and exit")
+    for leaf in leaves:
+        _add_option(parser, leaf, prefix)
+    return parser
+
+
+def _add_option(parser: argparse.ArgumentParser, leaf: _Leaf, prefix: str) -> None:
+    default = "required" if leaf.info.is_required() else f"default {leaf.info.get_default(call_default_factory=True)}"
+    text = f"{leaf.info.description or leaf.dotted} ({default}) [env {leaf.env(prefix)}]".replace("%", "%%")
+    if leaf.info.annotation is bool:
+        parser.add_argument(leaf.flag, dest=leaf.dotted, action=argparse.BooleanOptionalAction, default=None, help=text)
+        return
+    is_text = leaf.info.annotation is str or "Secret" in str(leaf.info.annotation)
+    parser.add_argument(leaf.flag, dest=leaf.dotted, type=str if is_text else _value, metavar="VALUE", help=text)
+
+
+def _value(text: str) -> Any:
+    """A number, list or mapping in YAML notation, else the text itself; pydantic checks the type."""
+    if not text.startswith(("[", "{")):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(f"not valid YAML: {text!r}") from error
+
+
+def _refuse_unknown_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    known = set(parser._option_string_actions)
+    for argument in argv:
+        name = argument.split("=", 1)[0]
+        if name.startswith("--") and name not in known:
+            raise SettingsError(f"unknown option {name}", field=name, fix=_suggest(name, known))
+
+
+def _refuse_unknown_environment(leaves: Iterable[_Leaf], prefix: str) -> None:
+    """A misspelt variable must not be ignored. JSON for a whole section is allowed, as pydantic-settings reads it."""
+    if not prefix:
+        return
+    known = {f"{prefix}CONFIG", f"{prefix}PRESET"}
+    for leaf in leaves:
+        known |= {_Leaf(leaf.path[: depth + 1], leaf.info).env(prefix) for depth in range(len(leaf.path))}
+    for name in os.environ:
+        if name.upper().startswith(prefix.upper()) and name.upper() not in known:
+            raise SettingsError(f"unknown environment variable {name}", field=name, fix=_suggest(name, known))
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else "see --help"
+
+
+def _read_yaml(path: Path, cls: type[BaseModel]) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}", field="--config") from error
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path} is not valid YAML: {error}", field="--config") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise SettingsError(f"{path} must hold a mapping of settings", field="--config")
+    _refuse_unknown_keys(tree, cls, str(path), "")
+    return tree
+
+
+def _refuse_unknown_keys(tree: Tree, model: type[BaseModel], where: str, parents: str) -> None:
+    for key, value in tree.items():
+        info = model.model_fields.get(key)
+        if info is None:
+            path = f"{parents}{key}"
+            raise SettingsError(f"unknown setting in {where}", field=path, fix=_suggest(str(key), model.model_fields))
+        section = _section(info)
+        if section is not None and isinstance(value, Mapping):
+            _refuse_unknown_keys(value, section, where, f"{parents}{key}.")
+
+
+def _preset(cls: type[Settings], name: str) -> Tree:
+    try:
+        return cls.presets[name]
+    except KeyError:
+        raise SettingsError(f"unknown preset {name!r}", field="--preset", fix=f"one of {sorted(cls.presets)}") from None

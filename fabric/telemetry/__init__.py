@@ -1,0 +1,1 @@
+"""What a process tells about itself: logs and metrics. Neither ever holds prompts, tokens, tenants or secrets."""
