@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from protos.deepinfer.v1 import common_pb2 as deepinfer_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64\x65\x65pinfer/v1/recipe.proto\x12\x0c\x64\x65\x65pinfer.v1\x1a\x19\x64\x65\x65pinfer/v1/common.proto\"\x1a\n\x18RecipeServiceInfoRequest\"\x94\x01\n\x19RecipeServiceInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\'\n\x08\x64ialects\x18\x03 \x03(\x0e\x32\x15.deepinfer.v1.Dialect\x12\x19\n\x11max_request_bytes\x18\x04 \x01(\r\x12\x10\n\x08\x65ncoding\x18\x05 \x01(\t\"S\n\rRenderRequest\x12&\n\x07\x64ialect\x18\x01 \x01(\x0e\x32\x15.deepinfer.v1.Dialect\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x12\x0c\n\x04text\x18\x03 \x01(\t\"F\n\tImageSlot\x12\x14\n\x0ctoken_offset\x18\x01 \x01(\r\x12\x13\n\x0btoken_count\x18\x02 \x01(\r\x12\x0e\n\x06source\x18\x03 \x01(\t\"\xc0\x01\n\x0eRenderResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\'\n\x06images\x18\x02 \x03(\x0b\x32\x17.deepinfer.v1.ImageSlot\x12\x17\n\x0fparsing_options\x18\x03 \x01(\x0c\x12\x17\n\x0f\x63onstraint_kind\x18\x04 \x01(\t\x12\x12\n\nconstraint\x18\x05 \x01(\t\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x06 \x01(\r\x12\x10\n\x08thinking\x18\x07 \x01(\x08\"\x9e\x01\n\x0cParseRequest\x12)\n\x05start\x18\x01 \x01(\x0b\x32\x18.deepinfer.v1.ParseStartH\x00\x12+\n\x06tokens\x18\x02 \x01(\x0b\x32\x19.deepinfer.v1.ParseTokensH\x00\x12+\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x19.deepinfer.v1.ParseFinishH\x00\x42\t\n\x07message\"\xd6\x01\n\nParseStart\x12&\n\x07\x64ialect\x18\x01 \x01(\x0e\x32\x15.deepinfer.v1.Dialect\x12\x17\n\x0fparsing_options\x18\x02 \x01(\x0c\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x0f\n\x07\x63reated\x18\x07 \x01(\x03\x12\x0e\n\x06stream\x18\x08 \x01(\x08\x12\x15\n\rinclude_usage\x18\t \x01(\x08\"N\n\x0bParseTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12,\n\x08logprobs\x18\x02 \x03(\x0b\x32\x1a.deepinfer.v1.TokenLogprob\"k\n\x0bParseFinish\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.deepinfer.v1.FinishReason\x12\x0c\n\x04stop\x18\x02 \x01(\t\x12\"\n\x05usage\x18\x03 \x01(\x0b\x32\x13.deepinfer.v1.Usage\"9\n\rParseResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.deepinfer.v1.ParseEvent\"\xa8\x01\n\nParseEvent\x12\x13\n\treasoning\x18\x01 \x01(\tH\x00\x12\x11\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x12\x30\n\ttool_call\x18\x03 \x01(\x0b\x32\x1b.deepinfer.v1.ToolCallDeltaH\x00\x12\x0e\n\x04wire\x18\x04 \x01(\x0cH\x00\x12\'\n\x04\x64one\x18\x05 \x01(\x0b\x32\x17.deepinfer.v1.ParseDoneH\x00\x42\x07\n\x05\x65vent\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"Q\n\tParseDone\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.deepinfer.v1.FinishReason\x12\x18\n\x10reasoning_tokens\x18\x02 \x01(\r*\x8b\x01\n\x07\x44ialect\x12\x17\n\x13\x44IALECT_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x44IALECT_TEXT\x10\x01\x12\x17\n\x13\x44IALECT_OPENAI_CHAT\x10\x02\x12\x1c\n\x18\x44IALECT_OPENAI_RESPONSES\x10\x03\x12\x1e\n\x1a\x44IALECT_ANTHROPIC_MESSAGES\x10\x04\x32\xf3\x01\n\rRecipeService\x12W\n\x04Info\x12&.deepinfer.v1.RecipeServiceInfoRequest\x1a\'.deepinfer.v1.RecipeServiceInfoResponse\x12\x43\n\x06Render\x12\x1b.deepinfer.v1.RenderRequest\x1a\x1c.deepinfer.v1.RenderResponse\x12\x44\n\x05Parse\x12\x1a.deepinfer.v1.ParseRequest\x1a\x1b.deepinfer.v1.ParseResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64\x65\x65pinfer/v1/recipe.proto\x12\x0c\x64\x65\x65pinfer.v1\x1a\x19\x64\x65\x65pinfer/v1/common.proto\"\x1a\n\x18RecipeServiceInfoRequest\"\x94\x01\n\x19RecipeServiceInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\'\n\x08\x64ialects\x18\x03 \x03(\x0e\x32\x15.deepinfer.v1.Dialect\x12\x19\n\x11max_request_bytes\x18\x04 \x01(\r\x12\x10\n\x08\x65ncoding\x18\x05 \x01(\t\"S\n\rRenderRequest\x12&\n\x07\x64ialect\x18\x01 \x01(\x0e\x32\x15.deepinfer.v1.Dialect\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x12\x0c\n\x04text\x18\x03 \x01(\t\"F\n\tImageSlot\x12\x14\n\x0ctoken_offset\x18\x01 \x01(\r\x12\x13\n\x0btoken_count\x18\x02 \x01(\r\x12\x0e\n\x06source\x18\x03 \x01(\t\"\xc0\x01\n\x0eRenderResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\'\n\x06images\x18\x02 \x03(\x0b\x32\x17.deepinfer.v1.ImageSlot\x12\x17\n\x0fparsing_options\x18\x03 \x01(\x0c\x12\x17\n\x0f\x63onstraint_kind\x18\x04 \x01(\t\x12\x12\n\nconstraint\x18\x05 \x01(\t\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x06 \x01(\r\x12\x10\n\x08thinking\x18\x07 \x01(\x08\"\x9e\x01\n\x0cParseRequest\x12)\n\x05start\x18\x01 \x01(\x0b\x32\x18.deepinfer.v1.ParseStartH\x00\x12+\n\x06tokens\x18\x02 \x01(\x0b\x32\x19.deepinfer.v1.ParseTokensH\x00\x12+\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x19.deepinfer.v1.ParseFinishH\x00\x42\t\n\x07message\"\xe4\x01\n\nParseStart\x12&\n\x07\x64ialect\x18\x01 \x01(\x0e\x32\x15.deepinfer.v1.Dialect\x12\x17\n\x0fparsing_options\x18\x02 \x01(\x0c\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x0f\n\x07\x63reated\x18\x07 \x01(\x03\x12\x0e\n\x06stream\x18\x08 \x01(\x08\x12\x15\n\rinclude_usage\x18\t \x01(\x08\x12\x0c\n\x04stop\x18\n \x03(\t\"N\n\x0bParseTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12,\n\x08logprobs\x18\x02 \x03(\x0b\x32\x1a.deepinfer.v1.TokenLogprob\"k\n\x0bParseFinish\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.deepinfer.v1.FinishReason\x12\x0c\n\x04stop\x18\x02 \x01(\t\x12\"\n\x05usage\x18\x03 \x01(\x0b\x32\x13.deepinfer.v1.Usage\"9\n\rParseResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.deepinfer.v1.ParseEvent\"\xa8\x01\n\nParseEvent\x12\x13\n\treasoning\x18\x01 \x01(\tH\x00\x12\x11\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x12\x30\n\ttool_call\x18\x03 \x01(\x0b\x32\x1b.deepinfer.v1.ToolCallDeltaH\x00\x12\x0e\n\x04wire\x18\x04 \x01(\x0cH\x00\x12\'\n\x04\x64one\x18\x05 \x01(\x0b\x32\x17.deepinfer.v1.ParseDoneH\x00\x42\x07\n\x05\x65vent\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"Q\n\tParseDone\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.deepinfer.v1.FinishReason\x12\x18\n\x10reasoning_tokens\x18\x02 \x01(\r*\x8b\x01\n\x07\x44ialect\x12\x17\n\x13\x44IALECT_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x44IALECT_TEXT\x10\x01\x12\x17\n\x13\x44IALECT_OPENAI_CHAT\x10\x02\x12\x1c\n\x18\x44IALECT_OPENAI_RESPONSES\x10\x03\x12\x1e\n\x1a\x44IALECT_ANTHROPIC_MESSAGES\x10\x04\x32\xf3\x01\n\rRecipeService\x12W\n\x04Info\x12&.deepinfer.v1.RecipeServiceInfoRequest\x1a\'.deepinfer.v1.RecipeServiceInfoResponse\x12\x43\n\x06Render\x12\x1b.deepinfer.v1.RenderRequest\x1a\x1c.deepinfer.v1.RenderResponse\x12\x44\n\x05Parse\x12\x1a.deepinfer.v1.ParseRequest\x1a\x1b.deepinfer.v1.ParseResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deepinfer.v1.recipe_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DIALECT']._serialized_start=1559
-  _globals['_DIALECT']._serialized_end=1698
+  _globals['_DIALECT']._serialized_start=1573
+  _globals['_DIALECT']._serialized_end=1712
   _globals['_RECIPESERVICEINFOREQUEST']._serialized_start=70
   _globals['_RECIPESERVICEINFOREQUEST']._serialized_end=96
   _globals['_RECIPESERVICEINFORESPONSE']._serialized_start=99
@@ -47,19 +47,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PARSEREQUEST']._serialized_start=602
   _globals['_PARSEREQUEST']._serialized_end=760
   _globals['_PARSESTART']._serialized_start=763
-  _globals['_PARSESTART']._serialized_end=977
-  _globals['_PARSETOKENS']._serialized_start=979
-  _globals['_PARSETOKENS']._serialized_end=1057
-  _globals['_PARSEFINISH']._serialized_start=1059
-  _globals['_PARSEFINISH']._serialized_end=1166
-  _globals['_PARSERESPONSE']._serialized_start=1168
-  _globals['_PARSERESPONSE']._serialized_end=1225
-  _globals['_PARSEEVENT']._serialized_start=1228
-  _globals['_PARSEEVENT']._serialized_end=1396
-  _globals['_TOOLCALLDELTA']._serialized_start=1398
-  _globals['_TOOLCALLDELTA']._serialized_end=1473
-  _globals['_PARSEDONE']._serialized_start=1475
-  _globals['_PARSEDONE']._serialized_end=1556
-  _globals['_RECIPESERVICE']._serialized_start=1701
-  _globals['_RECIPESERVICE']._serialized_end=1944
+  _globals['_PARSESTART']._serialized_end=991
+  _globals['_PARSETOKENS']._serialized_start=993
+  _globals['_PARSETOKENS']._serialized_end=1071
+  _globals['_PARSEFINISH']._serialized_start=1073
+  _globals['_PARSEFINISH']._serialized_end=1180
+  _globals['_PARSERESPONSE']._serialized_start=1182
+  _globals['_PARSERESPONSE']._serialized_end=1239
+  _globals['_PARSEEVENT']._serialized_start=1242
+  _globals['_PARSEEVENT']._serialized_end=1410
+  _globals['_TOOLCALLDELTA']._serialized_start=1412
+  _globals['_TOOLCALLDELTA']._serialized_end=1487
+  _globals['_PARSEDONE']._serialized_start=1489
+  _globals['_PARSEDONE']._serialized_end=1570
+  _globals['_RECIPESERVICE']._serialized_start=1715
+  _globals['_RECIPESERVICE']._serialized_end=1958
 # @@protoc_insertion_point(module_scope)

@@ -88,7 +88,7 @@ class ParseRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[ParseStart, _Mapping]] = ..., tokens: _Optional[_Union[ParseTokens, _Mapping]] = ..., finish: _Optional[_Union[ParseFinish, _Mapping]] = ...) -> None: ...
 
 class ParseStart(_message.Message):
-    __slots__ = ("dialect", "parsing_options", "request_id", "model", "prompt_tokens", "cached_tokens", "created", "stream", "include_usage")
+    __slots__ = ("dialect", "parsing_options", "request_id", "model", "prompt_tokens", "cached_tokens", "created", "stream", "include_usage", "stop")
     DIALECT_FIELD_NUMBER: _ClassVar[int]
     PARSING_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,7 @@ class ParseStart(_message.Message):
     CREATED_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_USAGE_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
     dialect: Dialect
     parsing_options: bytes
     request_id: str
@@ -107,7 +108,8 @@ class ParseStart(_message.Message):
     created: int
     stream: bool
     include_usage: bool
-    def __init__(self, dialect: _Optional[_Union[Dialect, str]] = ..., parsing_options: _Optional[bytes] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., created: _Optional[int] = ..., stream: _Optional[bool] = ..., include_usage: _Optional[bool] = ...) -> None: ...
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, dialect: _Optional[_Union[Dialect, str]] = ..., parsing_options: _Optional[bytes] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., created: _Optional[int] = ..., stream: _Optional[bool] = ..., include_usage: _Optional[bool] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ParseTokens(_message.Message):
     __slots__ = ("token_ids", "logprobs")

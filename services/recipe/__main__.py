@@ -1,0 +1,7 @@
+"""`python -m services.recipe`."""
+
+from fabric.server import run
+from services.recipe.service import build
+from services.recipe.settings import RecipeSettings
+
+run(RecipeSettings, build)

@@ -1,0 +1,125 @@
+"""The recipe's gRPC face: checks sizes, calls the codec, packs. Knows no protocol's details."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fabric import deadline
+from fabric.discovery import MemberInfo
+from fabric.errors import InvalidArgument
+from fabric.health import Progress
+from fabric.lifecycle import new_identity
+from fabric.server import Service
+from protos.deepinfer.v1 import recipe_pb2, recipe_pb2_grpc
+from services.recipe import options, wire
+from services.recipe.chat_wire import BodyWriter, ChunkWriter, Heading
+from services.recipe.codec import Codec
+from services.recipe.crew import Crew
+from services.recipe.parse import ChatSession, Session, TextSession
+from services.recipe.settings import RecipeSettings
+
+_DIALECTS = (recipe_pb2.DIALECT_TEXT, recipe_pb2.DIALECT_OPENAI_CHAT)
+_MAX_STOPS = 64
+
+Context = Any  # grpc.aio.ServicerContext
+
+
+class RecipeServicer(recipe_pb2_grpc.RecipeServiceServicer):
+    """Render and Parse for one model. Parse runs on the event loop: a batch of tokens takes microseconds."""
+
+    def __init__(self, codec: Codec, crew: Crew, settings: RecipeSettings) -> None:
+        self._codec, self._crew, self._settings = codec, crew, settings
+
+    async def Info(self, request: recipe_pb2.RecipeServiceInfoRequest, context: Context) -> Any:
+        return recipe_pb2.RecipeServiceInfoResponse(
+            model=self._codec.model,
+            vocab_size=self._codec.vocab_size,
+            dialects=_DIALECTS,
+            max_request_bytes=self._settings.max_request_bytes,
+            encoding=self._codec.encoding,
+        )
+
+    async def Render(self, request: recipe_pb2.RenderRequest, context: Context) -> recipe_pb2.RenderResponse:
+        chat = request.dialect == recipe_pb2.DIALECT_OPENAI_CHAT
+        if not chat and request.dialect != recipe_pb2.DIALECT_TEXT:
+            raise _unknown_dialect()
+        self._check_size(len(request.body) if chat else len(request.text), "body" if chat else "text")
+        codec, body, text = self._codec, request.body, request.text
+        job = (lambda: codec.render_chat(body)) if chat else (lambda: codec.render_text(text))
+        return wire.pack_rendered(await self._crew.run(job, deadline.remaining_s(context)))
+
+    async def Parse(
+        self, messages: AsyncIterator[recipe_pb2.ParseRequest], context: Context
+    ) -> AsyncIterator[recipe_pb2.ParseResponse]:
+        session = self._open(await anext(messages, recipe_pb2.ParseRequest()))
+        async for message in messages:
+            match message.WhichOneof("message"):
+                case "tokens":
+                    yield self._push(session, message.tokens)
+                case "finish":
+                    yield self._finish(session, message.finish)
+                    return
+                case _:
+                    raise InvalidArgument("a second start", field="message", fix="send tokens, then finish")
+
+    def _open(self, first: recipe_pb2.ParseRequest) -> Session:
+        if first.WhichOneof("message") != "start":
+            raise InvalidArgument("the stream does not begin with start", field="start", fix="send start first")
+        start = first.start
+        if len(start.stop) > _MAX_STOPS:
+            raise InvalidArgument("too many stop strings", field="start.stop", fix=f"send at most {_MAX_STOPS}")
+        if start.dialect == recipe_pb2.DIALECT_TEXT:
+            return TextSession(self._codec.text_parser(), start.stop)
+        if start.dialect != recipe_pb2.DIALECT_OPENAI_CHAT:
+            raise _unknown_dialect()
+        parsing = options.load(start.parsing_options)
+        heading = Heading(start.request_id, start.model or self._codec.model, start.created, parsing.thinking)
+        writer = ChunkWriter(heading, start.include_usage) if start.stream else BodyWriter(heading)
+        return ChatSession(self._codec.chat_parser(parsing, start.request_id), start.stop, writer)
+
+    def _push(self, session: Session, tokens: recipe_pb2.ParseTokens) -> recipe_pb2.ParseResponse:
+        if len(tokens.token_ids) > self._settings.max_parse_tokens:
+            raise InvalidArgument(
+                f"{len(tokens.token_ids)} tokens in one message",
+                field="tokens.token_ids",
+                fix=f"send at most {self._settings.max_parse_tokens} at a time",
+            )
+        return wire.pack_step(session.push(list(tokens.token_ids), wire.unpack_logprobs(tokens.logprobs)))
+
+    def _finish(self, session: Session, finish: recipe_pb2.ParseFinish) -> recipe_pb2.ParseResponse:
+        usage = wire.unpack_usage(finish.usage)
+        return wire.pack_end(session.finish(wire.unpack_reason(finish.reason), finish.stop, usage))
+
+    def _check_size(self, size: int, field: str) -> None:
+        if size > self._settings.max_request_bytes:
+            raise InvalidArgument(
+                f"{size} bytes, at most {self._settings.max_request_bytes} are read",
+                field=field,
+                fix="shorten the request",
+            )
+
+
+def _unknown_dialect() -> InvalidArgument:
+    return InvalidArgument("not a dialect this recipe speaks", field="dialect", fix="see Info for those it does")
+
+
+@asynccontextmanager
+async def build(settings: RecipeSettings) -> AsyncIterator[Service]:
+    """The recipe service around one model folder.
+
+    Raises:
+        StartError: the folder lacks a tokenizer or configuration, or they do not fit the encoding.
+    """
+    codec = Codec(settings.served_name, settings.model, settings.encoding)
+    crew = Crew(settings.threads, settings.max_waiting)
+    identity = new_identity("recipe", settings.instance)
+    try:
+        yield Service(
+            servicers=[(recipe_pb2_grpc.add_RecipeServiceServicer_to_server, RecipeServicer(codec, crew, settings))],
+            progress=Progress(pending=lambda: crew.pending, steps=lambda: crew.done),
+            members=MemberInfo("recipe", identity.instance, "", identity.epoch, model=codec.model),
+        )
+    finally:
+        crew.close()
