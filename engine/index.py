@@ -93,6 +93,12 @@ class PrefixIndex:
         if entry is not None:
             self._unanchor(entry)
 
+    def distrust(self, chain: KeyChain) -> None:
+        """Forget everything cached of `chain` and whatever continues it: its bytes may be wrong."""
+        entries = self._walk(chain)
+        if entries:
+            self._remove(entries[0])
+
     def evict_block(self) -> bool:
         """Forget the least recently used leaf that nobody holds; False if no block can be freed."""
         entry = self._coldest_leaf() or next(

@@ -1,0 +1,58 @@
+"""Assembly: turns a plan's chunks into one ragged batch and says which rows of its logits are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.batch import RaggedBatch
+from engine.scheduler import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Logit rows of one chunk: first those of prompt tokens whose successors' log probabilities are wanted."""
+
+    chunk: Chunk
+    prompt_positions: range
+    samples: bool  # whether one more row follows, from which the next token is drawn
+
+
+def rows_of(chunk: Chunk) -> Rows:
+    """Which logits a chunk must yield."""
+    sequence = chunk.sequence
+    first = last = chunk.end
+    if sequence.sampling.prompt_logprobs is not None:
+        first = max(chunk.start, len(sequence.prompt_logprobs))  # a recomputed chunk yields none twice
+        last = max(first, min(chunk.end, sequence.prompt_tokens - 1))
+    return Rows(chunk, range(first, last), chunk.end == sequence.total_tokens)
+
+
+def assemble(chunks: Items[Chunk], block_tokens: int) -> tuple[RaggedBatch, list[Rows]]:
+    """The batch of `chunks`, sequence after sequence, and the meaning of its logit rows in their order."""
+    counts = [chunk.count for chunk in chunks]
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    rows = [rows_of(chunk) for chunk in chunks]
+    wanted: list[int] = []
+    for row, offset in zip(rows, starts, strict=False):
+        shift = int(offset) - row.chunk.start
+        wanted.extend(position + shift for position in row.prompt_positions)
+        if row.samples:
+            wanted.append(row.chunk.end - 1 + shift)
+    tokens = [token for chunk in chunks for token in chunk.sequence.tokens[chunk.start : chunk.end]]
+    batch = RaggedBatch(
+        tokens=np.array(tokens, dtype=np.int64),
+        positions=np.concatenate([np.arange(chunk.start, chunk.end, dtype=np.int64) for chunk in chunks]),
+        starts=starts.astype(np.int32),
+        context=np.array([chunk.start for chunk in chunks], dtype=np.int32),
+        block_tables=tuple(_table(chunk, block_tokens) for chunk in chunks),
+        slots=np.array([chunk.sequence.slot for chunk in chunks], dtype=np.int64),
+        logit_rows=np.array(wanted, dtype=np.int64),
+    )
+    return batch, rows
+
+
+def _table(chunk: Chunk, block_tokens: int) -> tuple[int, ...]:
+    return tuple(chunk.sequence.blocks[: -(-chunk.end // block_tokens)])

@@ -1,0 +1,93 @@
+"""Commit: what a finished forward pass means for its sequences. Knows logits as arrays; knows no queues and frees nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.assembly import Rows
+from engine.errors import BadLogits
+from engine.events import ChunkDone, Event, Failed, FirstToken, TokensOut
+from engine.sampling.logprobs import TokenLogprob, token_logprobs
+from engine.sampling.params import SamplingState
+from engine.sampling.sampler import Choice, Row, choose
+from engine.sealing import Sealer
+from engine.sequence import Role, Sequence
+from engine.stats import Counters
+
+
+class Committer:
+    """Advances sequences, seals their blocks, draws their tokens and reports it."""
+
+    def __init__(self, eos_token_ids: Items[int], sealer: Sealer, counters: Counters) -> None:
+        self._eos, self._sealer, self._counters = eos_token_ids, sealer, counters
+
+    def commit(self, rows: Items[Rows], logits: NDArray[np.float32]) -> list[Event]:
+        """Events of one step. `logits` `[rows, vocab]` in the order of `rows`. A failed sequence is only reported."""
+        events: list[Event] = []
+        drawn: list[Sequence] = []
+        places: list[int] = []
+        place = 0
+        for row in rows:
+            place += self._advance(row, logits[place : place + len(row.prompt_positions)], events)
+            if row.samples:
+                drawn.append(row.chunk.sequence)
+                places.append(place)
+                place += 1
+        if drawn:
+            choices = choose(logits[places], [_row(sequence) for sequence in drawn], self._eos)
+            events.extend(self._token(sequence, choice) for sequence, choice in zip(drawn, choices, strict=True))
+        return events
+
+    def _advance(self, row: Rows, logits: NDArray[np.float32], events: list[Event]) -> int:
+        """Account for one chunk; returns how many logit rows it used for prompt log probabilities."""
+        chunk, sequence = row.chunk, row.chunk.sequence
+        sequence.computed_tokens = chunk.end
+        self._counters.computed_tokens += chunk.count
+        self._sealer.seal(sequence, decoding=bool(sequence.output) and chunk.count == 1)
+        if sequence.role is Role.PREFILL:
+            events.append(ChunkDone(sequence.request_id, chunk.end, sequence.total_tokens))
+        if row.prompt_positions:
+            followers = [sequence.tokens[position + 1] for position in row.prompt_positions]
+            top = sequence.sampling.prompt_logprobs or 0
+            sequence.prompt_logprobs.extend(token_logprobs(logits, followers, [top] * len(followers)))
+        return len(row.prompt_positions)
+
+    def _token(self, sequence: Sequence, choice: Choice) -> Event:
+        if choice.token is None:
+            return Failed(sequence.request_id, BadLogits(sequence.request_id))
+        index = len(sequence.output)
+        sequence.tokens.append(choice.token)
+        sequence.output.append(choice.token)
+        sequence.stop = sequence.watch.push(choice.token)
+        self._counters.output_tokens += 1
+        if sequence.role is not Role.DECODE and not sequence.begun:
+            return self._first(sequence, choice)
+        logprobs = None if choice.logprob is None else (choice.logprob,)
+        return TokensOut(sequence.request_id, index, (choice.token,), logprobs)
+
+    def _first(self, sequence: Sequence, choice: Choice) -> FirstToken:
+        sequence.begun = True
+        self._counters.prompt_tokens += sequence.prompt_tokens
+        self._counters.cached_tokens += sequence.cached_tokens or 0
+        return FirstToken(
+            request_id=sequence.request_id,
+            token=sequence.output[-1],
+            logprob=choice.logprob,
+            state=SamplingState(sequence.seed, len(sequence.output)),
+            prompt_logprobs=_prompt_logprobs(sequence),
+            cached_tokens=sequence.cached_tokens or 0,
+            held=sequence.role is Role.PREFILL,
+            stop=sequence.stop,
+        )
+
+
+def _row(sequence: Sequence) -> Row:
+    prompt = sequence.tokens[: sequence.prompt_tokens] if sequence.sampling.repetition_penalty != 1.0 else ()
+    return Row(sequence.sampling, sequence.seed, prompt, sequence.output)
+
+
+def _prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob | None, ...] | None:
+    return None if sequence.sampling.prompt_logprobs is None else (None, *sequence.prompt_logprobs)

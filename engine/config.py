@@ -1,0 +1,61 @@
+"""Engine configuration: what an operator chooses, and how memory is divided. Knows no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import InvalidParameter
+from engine.layout import Layout
+from engine.sampling.params import is_integer
+
+DTYPES = ("float32", "bfloat16")
+KERNELS = ("auto", "reference", "cpu", "triton")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One engine. Give `num_blocks`, or `memory_bytes` to have the blocks counted for you; slots default to what fits."""
+
+    model_dir: Path
+    dtype: str = "float32"
+    num_blocks: int | None = None
+    num_slots: int | None = None  # every live sequence needs one, every anchor takes one
+    memory_bytes: int = 256 * 2**20  # used for whichever of the two above is not given
+    max_batch_tokens: int = 512
+    max_sequences: int = 16
+    max_waiting: int = 256
+    anchor_every_blocks: int = 8
+    batch_invariant: bool = False
+    threads: int | None = None
+    kernels: str = "auto"
+    model_name: str = ""  # empty: the directory's name
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model_dir", Path(self.model_dir))
+        for field in ("memory_bytes", "max_batch_tokens", "max_sequences", "max_waiting", "anchor_every_blocks"):
+            _require_positive(field, getattr(self, field))
+        for field in ("num_blocks", "num_slots", "threads"):
+            if getattr(self, field) is not None:
+                _require_positive(field, getattr(self, field))
+        if self.dtype not in DTYPES:
+            raise InvalidParameter("dtype", f"{self.dtype!r} is not known", f"use one of {', '.join(DTYPES)}")
+        if self.kernels not in KERNELS:
+            raise InvalidParameter("kernels", f"{self.kernels!r} is not known", f"use one of {', '.join(KERNELS)}")
+        if self.max_batch_tokens <= self.max_sequences:
+            raise InvalidParameter("max_batch_tokens", "must exceed max_sequences", f"use more than {self.max_sequences}")
+
+    def memory(self, layout: Layout) -> tuple[int, int]:
+        """Blocks and slots of this engine. Raises InvalidParameter if the memory holds not even one of each."""
+        slots = self.num_slots or 2 * self.max_sequences + 16
+        left = self.memory_bytes - slots * layout.window_bytes
+        blocks = self.num_blocks or left // max(layout.block_bytes, 1)
+        if blocks < 1:
+            need = slots * layout.window_bytes + layout.block_bytes
+            raise InvalidParameter("memory_bytes", f"{self.memory_bytes} leaves no block", f"use at least {need}")
+        return blocks, slots
+
+
+def _require_positive(field: str, value: object) -> None:
+    if not is_integer(value) or value < 1:  # type: ignore[operator]
+        raise InvalidParameter(field, f"{value!r} is not a positive integer", "use an integer of at least 1")

@@ -1,0 +1,102 @@
+"""Intake: turns requests into sequences, or refuses them before any work. Knows the model's limits; knows no memory state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.detokenize import Decode
+from engine.errors import InvalidParameter
+from engine.model import ModelInfo
+from engine.prefix import KeyChain, PrefixIdentity
+from engine.requests import DecodeRequest, GenerateRequest, PrefillRequest
+from engine.sampling.params import is_integer, require_vocabulary
+from engine.sequence import Role, Sequence
+from engine.stops import StopWatch
+
+MAX_PRIORITY = 8
+_PASSES_PER_PRIORITY = 64  # bounded, so that no priority can starve another
+_MAX_SALT_BYTES = 256
+
+Request = GenerateRequest | PrefillRequest | DecodeRequest
+
+
+class Intake:
+    """Owns the arrival counter. `total_blocks` bounds what a single request may ever need."""
+
+    def __init__(
+        self, model: ModelInfo, total_blocks: int, decode: Decode | None, clock: Callable[[], float]
+    ) -> None:
+        self._model, self._total_blocks, self._decode, self._clock = model, total_blocks, decode, clock
+        layout = model.layout
+        self._identity = PrefixIdentity(model.revision, layout.fingerprint, "exact", layout.block_tokens)
+        self._arrivals = 0
+
+    def chain(self, salt: bytes, tokens: tuple[int, ...] | list[int]) -> KeyChain:
+        """Prefix keys of `tokens` for the tenant of `salt`."""
+        if not isinstance(salt, bytes) or len(salt) > _MAX_SALT_BYTES:
+            raise InvalidParameter("salt", "is not bytes or too long", f"use at most {_MAX_SALT_BYTES} bytes")
+        chain = KeyChain(salt, self._identity)
+        chain.grow(tokens)
+        return chain
+
+    def sequence(self, request: Request, role: Role) -> Sequence:
+        """A fresh sequence. Raises InvalidParameter, naming the field, for anything that could never finish."""
+        self.check_tokens("prompt", request.prompt)
+        self._check(request)
+        params = request.sampling
+        watch = StopWatch(params, self._model.eos_token_ids, self._decode)
+        tokens = [*request.prompt, *request.emitted]
+        sequence = Sequence(
+            request_id=request.request_id,
+            role=role,
+            prompt_tokens=len(request.prompt),
+            tokens=tokens,
+            output=list(request.emitted),
+            sampling=params,
+            seed=request.state.seed if isinstance(request, DecodeRequest) else params.seed_for(request.request_id),
+            cache=request.cache,
+            rank=self._arrivals - request.priority * _PASSES_PER_PRIORITY,
+            arrived_s=self._clock(),
+            chain=self.chain(request.salt, tokens if request.cache else ()),
+            watch=watch,
+        )
+        self._replay(sequence, may_end=role is Role.DECODE)
+        self._arrivals += 1
+        return sequence
+
+    def check_tokens(self, field: str, tokens: tuple[int, ...]) -> None:
+        """Raise InvalidParameter unless `tokens` is a non-empty tuple of ids of the vocabulary."""
+        if not isinstance(tokens, tuple) or not all(map(is_integer, tokens)):
+            raise InvalidParameter(field, "must be a tuple of integers", "send token ids")
+        if not tokens:
+            raise InvalidParameter(field, "is empty", "send at least one token")
+        require_vocabulary(field, tokens, self._model.vocab_size)
+
+    def check_size(self, field: str, total_tokens: int) -> None:
+        """Raise InvalidParameter if `total_tokens` exceed the context or the whole KV memory."""
+        limit = min(self._model.max_context_tokens, self._total_blocks * self._model.layout.block_tokens)
+        if total_tokens > limit:
+            raise InvalidParameter(
+                field, f"{total_tokens} tokens are more than this engine can hold", f"use at most {limit} in all"
+            )
+
+    def _check(self, request: Request) -> None:
+        if not isinstance(request.request_id, str) or not request.request_id:
+            raise InvalidParameter("request_id", "must be a non-empty string", "send an id")
+        if not is_integer(request.priority) or abs(request.priority) > MAX_PRIORITY:
+            raise InvalidParameter("priority", f"{request.priority} is out of range", f"use -{MAX_PRIORITY} to {MAX_PRIORITY}")
+        params = request.sampling
+        params.validate(self._model.vocab_size)
+        if params.stop and self._decode is None:
+            raise InvalidParameter("stop", "this model has no tokenizer.json", "use stop_token_ids")
+        if request.emitted or isinstance(request, DecodeRequest):
+            self.check_tokens("emitted", request.emitted)
+        self.check_size("prompt", len(request.prompt) + 1)
+        self.check_size("max_tokens", len(request.prompt) + params.max_tokens)
+
+    def _replay(self, sequence: Sequence, may_end: bool) -> None:
+        """Show the stop watch the output of earlier lives; only the token before a decode may already be the last."""
+        for index, token in enumerate(sequence.output):
+            sequence.stop = sequence.watch.push(token)
+            if sequence.stop is not None and not (may_end and index == len(sequence.output) - 1):
+                raise InvalidParameter("emitted", f"token {index} already ends the request", "do not continue it")
