@@ -2,7 +2,8 @@
 
 import secrets
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cli import backends, cores, ports, probes
@@ -11,7 +12,7 @@ from cli.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A stack as the user asked for it. Ports are resolved: 0 stands for none any more."""
+    """A stack as the user asked for it, with real ports: a restarted gateway must be found where it was."""
 
     model: Path
     prefill: int
@@ -35,11 +36,11 @@ def plan(wanted: Wanted, folder: Path, available_cores: int) -> list[Task]:
     return [
         backends.etcd(folder, etcd_port),
         backends.redis(folder, redis_port, password),
-        house.service("kvstore", environment=index),
+        house.service("kvstore", secrets=index),
         house.service("recipe", model),
         *(house.worker("prefill", i, model, threads) for i, threads in enumerate(division.prefill)),
         *(house.worker("decode", i, model, threads) for i, threads in enumerate(division.decode)),
-        house.service("gateway", gateway, drain_rank=0),
+        house.gateway(gateway),
     ]
 
 
@@ -52,33 +53,32 @@ class _House:
     discovery: str
 
     def worker(self, service: str, index: int, arguments: tuple[str, ...], threads: int) -> Task:
-        arguments = (*arguments, "--threads", str(threads))
-        return self.service(service, arguments, name=f"{service}-{index}", threads=threads)
+        task = self.service(service, (*arguments, "--threads", str(threads)), name=f"{service}-{index}")
+        return replace(task, environment=cores.environment(threads), threads=threads)
+
+    def gateway(self, arguments: tuple[str, ...]) -> Task:
+        """Drains first: while its requests end it needs all the others."""
+        task = self.service("gateway", arguments)
+        reset, probe = probes.listing_gateway(self._ready("gateway"), self.wanted.prefill, self.wanted.decode)
+        return replace(task, reset=reset, probe=probe, drain_rank=0)
 
     def service(
-        self,
-        service: str,
-        arguments: tuple[str, ...] = (),
-        *,
-        name: str = "",
-        environment: dict[str, str] | None = None,
-        threads: int = 1,
-        drain_rank: int = 1,
+        self, service: str, arguments: tuple[str, ...] = (), name: str = "", secrets: Mapping[str, str] | None = None
     ) -> Task:
-        """A service of ours; workers and stores drain after the gateway, which still needs them."""
         name = name or service
-        ready = self.folder / f"{name}.ready"
-        reset, probe = probes.ready_file(ready)
+        reset, probe = probes.ready_file(self._ready(name))
         preset = ("--preset", self.wanted.preset) if self.wanted.preset else ()
         command = (sys.executable, "-m", f"services.{service}", "--discovery", self.discovery)
         return Task(
             name=name,
             service=service,
-            command=(*command, "--ready-file", str(ready), *preset, *arguments),
+            command=(*command, "--ready-file", str(self._ready(name)), *preset, *arguments),
             reset=reset,
             probe=probe,
-            environment=cores.environment(threads) | (environment or {}),
+            environment={**cores.environment(1), **(secrets or {})},
             needs=("etcd", "redis"),
-            drain_rank=drain_rank,
-            threads=threads,
+            drain_rank=1,
         )
+
+    def _ready(self, name: str) -> Path:
+        return self.folder / f"{name}.ready"

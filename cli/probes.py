@@ -1,4 +1,4 @@
-"""Tells whether a service of ours serves. Knows its ready file and the standard health service, not what it does."""
+"""Tells whether a service of ours serves. Knows its ready file, the health service and what a gateway lists."""
 
 import json
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cli.task import Endpoints, Probe
+from protos.deepinfer.v1 import gateway_pb2, gateway_pb2_grpc
 
 
 def ready_file(path: Path) -> tuple[Callable[[], None], Probe]:
@@ -24,6 +25,32 @@ def ready_file(path: Path) -> tuple[Callable[[], None], Probe]:
         return endpoints
 
     return reset, probe
+
+
+def listing_gateway(path: Path, prefill: int, decode: int) -> tuple[Callable[[], None], Probe]:
+    """The same for a gateway, which serves once it lists a model on that many workers."""
+    reset, probe = ready_file(path)
+
+    async def probe_listing() -> Endpoints | None:
+        endpoints = await probe()
+        if endpoints is None:
+            return None
+        models = await served_models(endpoints.address)
+        complete = any(m.prefill_workers >= prefill and m.decode_workers >= decode for m in models)
+        return endpoints if complete else None
+
+    return reset, probe_listing
+
+
+async def served_models(address: str, timeout_s: float = 1.0) -> list[gateway_pb2.ServedModel]:
+    """What the gateway at `address` serves; nothing when it does not answer."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = gateway_pb2_grpc.GatewayServiceStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            reply = await stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError:
+            return []
+    return list(reply.models)
 
 
 def read(path: Path) -> Endpoints | None:

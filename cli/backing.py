@@ -1,0 +1,82 @@
+"""Checks of what a stack runs on: its ports, etcd, Redis, torch, the KV transport, the model. Starts no service."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from cli import checks, runtime
+from cli.doctor import Finding, Health
+from fabric import binaries
+from fabric.errors import StartError
+
+# In a process of its own: it loads a native library, and a broken one must not take the doctor along.
+_LINK_PROBE = "from cli.linkprobe import main; main()"
+
+
+def http_port(port: int) -> Finding:
+    """The one port with a fixed default."""
+    try:
+        checks.port(port, "http-port")
+    except StartError as error:
+        running = runtime.stacks(runtime.folder())
+        if any(stack.http.endswith(f":{port}") for stack in running):
+            return Finding(Health.OK, f"{port}: a stack of yours serves here")
+        return Finding(Health.FAIL, f"{port} is taken", error.fix)
+    return Finding(Health.OK, f"{port} is free")
+
+
+def etcd() -> Finding:
+    return _server(binaries.etcd)
+
+
+def redis() -> Finding:
+    return _server(binaries.redis_server)
+
+
+def torch() -> Finding:
+    """Found without loading it: only prefill and decode do that."""
+    if find_spec("torch") is None:
+        return Finding(Health.FAIL, "not installed", "make setup (TORCH_INDEX_URL names the index to take it from)")
+    return Finding(Health.OK, metadata.version("torch"))
+
+
+def transport() -> Finding:
+    """Moves a few bytes between two ends over ucx:// and tells the lane that was chosen."""
+    if find_spec("nixl_cu12") is None:
+        return Finding(Health.FAIL, "nixl-cu12 is not installed", "pip install --no-deps nixl-cu12==1.5.1")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _LINK_PROBE], capture_output=True, text=True, timeout=60, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(Health.FAIL, "a transfer to this machine itself did not end", "run services with tcp://")
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return Finding(Health.FAIL, last[:160], "run services with --transport tcp://127.0.0.1:0, or mend UCX_TLS")
+    return Finding(Health.OK, json.loads(done.stdout.strip().splitlines()[-1])["lane"])
+
+
+def model(folder: Path) -> Finding:
+    try:
+        checks.model_folder(folder)
+    except StartError as error:
+        return Finding(Health.FAIL, error.message, error.fix)
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return Finding(Health.OK, f"{folder.name}, {size / 1e6:.1f} MB of weights")
+
+
+def _server(find: Callable[[], Path]) -> Finding:
+    try:
+        program = find()
+    except StartError as error:
+        return Finding(Health.FAIL, error.message, error.fix)
+    done = subprocess.run([str(program), "--version"], capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode != 0:
+        return Finding(
+            Health.FAIL, f"{program} does not run: {done.stderr.strip()[:100]}", "install it for this machine"
+        )
+    return Finding(Health.OK, f"{done.stdout.splitlines()[0][:60]} at {program}")

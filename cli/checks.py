@@ -1,0 +1,27 @@
+"""What must hold before a stack is started. Knows folders and ports; every failure names its option and the fix."""
+
+from pathlib import Path
+
+from cli.ports import LOOPBACK
+from fabric.errors import StartError
+from fabric.lifecycle import check_port_free
+
+
+def model_folder(model: Path) -> None:
+    """Raises StartError naming the file that a model folder lacks."""
+    if not model.is_dir():
+        raise StartError(f"{model} is not a folder", field="--model", fix="name a folder with a model's files")
+    for name in ("config.json", "tokenizer.json"):
+        if not (model / name).is_file():
+            raise StartError(
+                f"{model / name} is missing", field="--model", fix="copy the model's complete folder, with this file"
+            )
+    if not any(model.glob("*.safetensors")):
+        raise StartError(
+            f"{model} holds no *.safetensors", field="--model", fix="copy the model's weights in safetensors format"
+        )
+
+
+def port(number: int, option: str) -> None:
+    """Raises StartError when another process holds the port. 0 is always free."""
+    check_port_free(f"{LOOPBACK}:{number}", option)

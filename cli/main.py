@@ -1,0 +1,102 @@
+"""The `deepinfer` command line. Knows options and their defaults; every command lives in a module of its own."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli import backing, machine
+from cli.chat import ChatOptions
+from cli.chat import chat as run_chat
+from cli.console import reports_errors
+from cli.doctor import doctor as run_doctor
+from cli.up import UpOptions
+from cli.up import up as run_up
+
+NANO = Path(__file__).resolve().parent.parent / "models" / "nano"
+HTTP_PORT = 8000
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    help="Serves DeepSeek models from separate gateway, recipe, prefill, decode and kvstore processes.",
+)
+
+
+@app.command()
+@reports_errors
+def up(
+    model: Annotated[Path, typer.Option(help="Folder with config.json, tokenizer.json and safetensors.")] = NANO,
+    prefill: Annotated[int, typer.Option(min=1, max=64, help="Prefill workers.")] = 1,
+    decode: Annotated[int, typer.Option(min=1, max=64, help="Decode workers.")] = 1,
+    http_port: Annotated[int, typer.Option(min=0, max=65535, help="Gateway's HTTP port; 0: a free one.")] = HTTP_PORT,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Gateway's gRPC port; 0: a free one.")] = 0,
+    preset: Annotated[str, typer.Option(help="Preset of settings that every service takes.")] = "",
+    smoke: Annotated[bool, typer.Option("--smoke", help="Ask one question, print the answer, drain, exit.")] = False,
+    ready_file: Annotated[Path | None, typer.Option(help="JSON file to write once everything serves.")] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="Folder for the logs; default: removed at the end.")] = None,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds for each service to drain.")] = 25.0,
+    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds for a service to come up.")] = 300.0,
+) -> int:
+    """Start etcd, Redis and all services on this machine, and keep them running until Ctrl-C."""
+    return run_up(
+        UpOptions(
+            model=model,
+            prefill=prefill,
+            decode=decode,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            preset=preset,
+            smoke=smoke,
+            ready_file=ready_file,
+            log_dir=log_dir,
+            grace_s=grace,
+            start_timeout_s=start_timeout,
+        )
+    )
+
+
+@app.command()
+@reports_errors
+def chat(
+    url: Annotated[str, typer.Option(help="Gateway, such as http://127.0.0.1:8000; default: your running stack.")] = "",
+    model: Annotated[str, typer.Option(help="Model to talk to; default: the first one served.")] = "",
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    api_key: Annotated[str, typer.Option(envvar="DEEPINFER_API_KEY", help="Key for the gateway.")] = "",
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
+) -> int:
+    """Talk to the running stack: answers stream, reasoning is dimmed, figures stand below."""
+    return run_chat(ChatOptions(url=url, model=model, system=system, api_key=api_key, max_tokens=max_tokens))
+
+
+@app.command()
+@reports_errors
+def doctor(
+    model: Annotated[Path, typer.Option(help="Model folder to look at.")] = NANO,
+    http_port: Annotated[int, typer.Option(min=1, max=65535, help="Port that the gateway would take.")] = HTTP_PORT,
+) -> int:
+    """Check this machine and say how to fix what a stack would miss. Exit code 1 when something fails."""
+    return run_doctor(
+        {
+            "python": machine.python,
+            "cores": machine.processors,
+            "memory": machine.memory,
+            "shared memory": machine.shared_memory,
+            "scratch space": machine.scratch,
+            "open files": machine.open_files,
+            "locked memory": machine.locked_memory,
+            "clock": machine.clock,
+            "GPU": machine.gpu,
+            "HTTP port": partial(backing.http_port, http_port),
+            "etcd": backing.etcd,
+            "Redis": backing.redis,
+            "torch": backing.torch,
+            "KV transport": backing.transport,
+            "model": partial(backing.model, model),
+        }
+    )
+
+
+if __name__ == "__main__":
+    app()
