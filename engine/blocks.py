@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.errors import Exhausted
+from engine.errors import Exhausted, IntegrityBroken
 
 
 class BlockPool:
@@ -73,7 +73,7 @@ class BlockPool:
                 self._settle(block)
 
     def retain(self, block: int) -> None:
-        """Keep a held id after its last release, for the prefix index. Raises ValueError if free or already retained."""
+        """Keep a held id after its last release, for the prefix index. Raises ValueError if free or retained."""
         if self._references[block] == 0 or self._retained[block]:
             raise ValueError(f"{self.resource}: {block} cannot be retained")
         self._retained[block] = True
@@ -88,12 +88,12 @@ class BlockPool:
             self._free.append(block)
 
     def check(self) -> None:
-        """Raise RuntimeError unless every id is exactly one of free, cached or held."""
+        """Raise IntegrityBroken unless every id is exactly one of free, cached or held."""
         free = set(self._free)
         idle = [block for block in range(self.total) if self._references[block] == 0]
         cached = {block for block in idle if self._retained[block]}
         if len(free) != len(self._free) or free | cached != set(idle) or free & cached or len(cached) != self._cached:
-            raise RuntimeError(f"{self.resource}: conservation broken: {self.free} free, {self._cached} cached of {self.total}")
+            raise IntegrityBroken(f"{self.resource}: broken conservation: {self.free} free, {self._cached} cached")
 
     def _settle(self, block: int) -> None:
         if self._retained[block]:

@@ -1,4 +1,4 @@
-"""Commit: what a finished forward pass means for its sequences. Knows logits as arrays; knows no queues and frees nothing."""
+"""Commit: what a finished forward pass means for its sequences. Knows logits as arrays; frees nothing."""
 
 from __future__ import annotations
 

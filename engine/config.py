@@ -10,12 +10,11 @@ from engine.layout import Layout
 from engine.sampling.params import is_integer
 
 DTYPES = ("float32", "bfloat16")
-KERNELS = ("auto", "reference", "cpu", "triton")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One engine. Give `num_blocks`, or `memory_bytes` to have the blocks counted for you; slots default to what fits."""
+    """One engine. Give `num_blocks`, or `memory_bytes` to have the blocks counted for you."""
 
     model_dir: Path
     dtype: str = "float32"
@@ -40,10 +39,10 @@ class EngineConfig:
                 _require_positive(field, getattr(self, field))
         if self.dtype not in DTYPES:
             raise InvalidParameter("dtype", f"{self.dtype!r} is not known", f"use one of {', '.join(DTYPES)}")
-        if self.kernels not in KERNELS:
-            raise InvalidParameter("kernels", f"{self.kernels!r} is not known", f"use one of {', '.join(KERNELS)}")
         if self.max_batch_tokens <= self.max_sequences:
-            raise InvalidParameter("max_batch_tokens", "must exceed max_sequences", f"use more than {self.max_sequences}")
+            raise InvalidParameter(
+                "max_batch_tokens", "must exceed max_sequences", f"use more than {self.max_sequences}"
+            )
 
     def memory(self, layout: Layout) -> tuple[int, int]:
         """Blocks and slots of this engine. Raises InvalidParameter if the memory holds not even one of each."""

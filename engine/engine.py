@@ -13,19 +13,30 @@ from engine.batch import RaggedBatch
 from engine.cache.pool import CachePool
 from engine.commit import Committer
 from engine.config import EngineConfig
-from engine.detokenize import Decode
+from engine.detokenize import Decode, open_tokenizer
 from engine.errors import DuplicateRequest, Exhausted, ForwardFailed, UnknownRequest
 from engine.events import Event, Failed, Finished, Preempted
+from engine.families import open_family
 from engine.intake import Intake
 from engine.memory import KVMemory
-from engine.model import ModelInfo
-from engine.requests import DecodeRequest, GenerateRequest, HeldKV, Load, LocalPrefix, PrefillRequest, Reservation, SealedKV
+from engine.model import ModelInfo, model_revision
+from engine.requests import (
+    DecodeRequest,
+    GenerateRequest,
+    HeldKV,
+    Load,
+    LocalPrefix,
+    PrefillRequest,
+    Reservation,
+    SealedKV,
+)
 from engine.scheduler import Plan, Scheduler, SchedulerPolicy
 from engine.sealing import Sealer
 from engine.sequence import Phase, Role, Sequence
 from engine.stats import Counters, EngineStats
 from engine.stops import FinishReason
 from engine.transfer import TransferDesk
+from kernels import choose
 
 
 class Runs(Protocol):
@@ -62,6 +73,32 @@ class Engine:
         self._committer = Committer(model.eos_token_ids, self._sealer, self._counters)
         self._sequences: dict[str, Sequence] = {}
         self._outbox: list[Event] = []
+        self.blocked = False  # the last step found work and room for none of it: only a release or a cancel helps
+
+    @classmethod
+    def open(cls, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> Engine:
+        """Load the model of `config`. A model without tokenizer.json opens, and refuses stop strings.
+
+        Raises InvalidParameter for a wrong setting, CheckpointError for a wrong model and KernelError for kernels that
+        cannot run here; each says what to do.
+        """
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        ops = choose(config.kernels, batch_invariant=config.batch_invariant)
+        family = open_family(config.model_dir, dtype, config.batch_invariant, ops)
+        model = ModelInfo(
+            config.model_name or config.model_dir.name,
+            model_revision(config.model_dir),
+            family.name,
+            family.vocab_size,
+            family.max_context_tokens,
+            family.eos_token_ids,
+            family.layout,
+        )
+        pool = CachePool(model.layout, *config.memory(model.layout), dtype)
+        tokenizer = config.model_dir / "tokenizer.json"
+        return cls(family, pool, model, config, open_tokenizer(tokenizer) if tokenizer.exists() else None, clock)
 
     # --- lives -----------------------------------------------------------------------------------------------------
 
@@ -111,7 +148,7 @@ class Engine:
             self._outbox.append(self._finished(sequence))
 
     def cancel(self, request_id: str) -> None:
-        """End a request wherever it stands and free what it holds; it gets a Finished event. Unknown ids are ignored."""
+        """End a request wherever it stands and free what it holds; a Finished event follows. Idempotent."""
         sequence = self._sequences.get(request_id)
         if sequence is not None and sequence.phase is not Phase.HELD:
             self._end(sequence)
@@ -119,7 +156,7 @@ class Engine:
         self.release(request_id)
 
     def release(self, request_id: str) -> None:
-        """Free what a request holds, in whatever phase, without an event. Unknown ids are ignored."""
+        """Free what a request holds, in whatever phase, without an event. Idempotent."""
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._end(sequence)
@@ -144,7 +181,7 @@ class Engine:
         return HeldKV(tuple(sequence.blocks), sequence.slot, sequence.computed_tokens)
 
     def sealed(self, request_id: str) -> SealedKV:
-        """Full blocks and anchor of a request, for a store. Raises UnknownRequest. Empty if it does not use the cache."""
+        """Full blocks and anchor of a request, for a store; empty without `cache`. Raises UnknownRequest."""
         if request_id not in self._sequences:
             raise UnknownRequest(request_id)
         return self._sealer.sealed(self._sequences[request_id])
@@ -192,6 +229,7 @@ class Engine:
         if plan.chunks:
             self._restore(plan)
             events.extend(self._run(plan))
+        self.blocked = not events and not plan.chunks
         self._counters.steps += 1
         self._check_idle()
         return events

@@ -30,7 +30,9 @@ class Exhausted(EngineError):
     retryable = True
 
     def __init__(self, resource: str, *, needed: int, free: int) -> None:
-        super().__init__(f"{needed} {resource} needed, {free} free", field=resource, fix="retry later or on another worker")
+        super().__init__(
+            f"{needed} {resource} needed, {free} free", field=resource, fix="retry later or on another worker"
+        )
         self.resource, self.needed, self.free = resource, needed, free
 
 
@@ -45,21 +47,27 @@ class UnknownRequest(EngineError):
     """No request with this id holds anything here."""
 
     def __init__(self, request_id: str) -> None:
-        super().__init__(f"request {request_id!r} holds nothing here", field="request_id", fix="submit or reserve it first")
+        super().__init__(
+            f"request {request_id!r} holds nothing here", field="request_id", fix="submit or reserve it first"
+        )
 
 
 class NotReserved(EngineError):
     """Decoding was asked for without a matching reservation."""
 
     def __init__(self, request_id: str, message: str) -> None:
-        super().__init__(f"request {request_id!r}: {message}", field="request_id", fix="reserve, import the KV, then start")
+        super().__init__(
+            f"request {request_id!r}: {message}", field="request_id", fix="reserve, import the KV, then start"
+        )
 
 
 class BadLogits(EngineError):
     """The model produced no usable distribution for this request."""
 
     def __init__(self, request_id: str) -> None:
-        super().__init__(f"request {request_id!r}: the model's logits are not finite", fix="check the checkpoint and the KV")
+        super().__init__(
+            f"request {request_id!r}: the model's logits are not finite", fix="check the checkpoint and the KV"
+        )
 
 
 class ForwardFailed(EngineError):
@@ -74,3 +82,7 @@ class CallTimeout(EngineError):
 
 class EngineStopped(EngineError):
     """The engine thread has ended; every request it had is lost."""
+
+
+class IntegrityBroken(Exception):
+    """The engine's own accounts contradict each other: a defect, never a request's fault. The engine must stop."""

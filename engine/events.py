@@ -30,7 +30,7 @@ class ChunkDone:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The first new token. Last event of a prefill request, which then holds its KV; `stop` if the token also ends it."""
+    """The first new token. Last event of a prefill request, which then holds its KV; `stop` if it ends the request."""
 
     request_id: str
     token: int

@@ -12,7 +12,7 @@ from engine.prefix import BlockContent, KeyChain
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The cached start of a prompt. `anchor_slot` holds the window groups at the end of `blocks`; None without a hit."""
+    """The cached start of a prompt. `anchor_slot` holds the window groups at the end of `blocks`; None if no hit."""
 
     blocks: tuple[int, ...]
     anchor_slot: int | None

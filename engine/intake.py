@@ -1,4 +1,4 @@
-"""Intake: turns requests into sequences, or refuses them before any work. Knows the model's limits; knows no memory state."""
+"""Intake: turns requests into sequences, or refuses them before any work. Knows limits, not what is free."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ Request = GenerateRequest | PrefillRequest | DecodeRequest
 class Intake:
     """Owns the arrival counter. `total_blocks` bounds what a single request may ever need."""
 
-    def __init__(
-        self, model: ModelInfo, total_blocks: int, decode: Decode | None, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, model: ModelInfo, total_blocks: int, decode: Decode | None, clock: Callable[[], float]) -> None:
         self._model, self._total_blocks, self._decode, self._clock = model, total_blocks, decode, clock
         layout = model.layout
         self._identity = PrefixIdentity(model.revision, layout.fingerprint, "exact", layout.block_tokens)
@@ -84,7 +82,9 @@ class Intake:
         if not isinstance(request.request_id, str) or not request.request_id:
             raise InvalidParameter("request_id", "must be a non-empty string", "send an id")
         if not is_integer(request.priority) or abs(request.priority) > MAX_PRIORITY:
-            raise InvalidParameter("priority", f"{request.priority} is out of range", f"use -{MAX_PRIORITY} to {MAX_PRIORITY}")
+            raise InvalidParameter(
+                "priority", f"{request.priority} is out of range", f"use -{MAX_PRIORITY} to {MAX_PRIORITY}"
+            )
         params = request.sampling
         params.validate(self._model.vocab_size)
         if params.stop and self._decode is None:

@@ -1,4 +1,4 @@
-"""Cache layout: which groups a model caches and how many bytes each takes. Knows no tensors, no blocks and no paging."""
+"""Cache layout: which groups a model caches and how many bytes each takes. Knows no tensors and no paging."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blake3 import blake3
 
 
 class GroupKind(StrEnum):
-    """GLOBAL entries belong to a block and are shared by prefix; WINDOW entries belong to one sequence at one position."""
+    """GLOBAL entries belong to a block, shared by prefix; WINDOW entries belong to one sequence at one position."""
 
     GLOBAL = "global"
     WINDOW = "window"
@@ -23,7 +23,9 @@ class CacheGroup:
     name: str
     kind: GroupKind
     layers: int
-    entries: int  # GLOBAL: entries per block and layer; WINDOW: ring rows per layer, position p lives in row p % entries
+    entries: (
+        int  # GLOBAL: entries per block and layer; WINDOW: ring rows per layer, position p lives in row p % entries
+    )
     tokens_per_entry: int  # GLOBAL: the compress rate; WINDOW: 1
     record_bytes: int
     dtype: str
@@ -62,7 +64,9 @@ class Layout:
             raise ValueError(f"layout: cache group names must differ, got {names}")
         for group in self.globals:
             if group.entries * group.tokens_per_entry != self.block_tokens:
-                raise ValueError(f"layout: group {group.name!r} must cover exactly {self.block_tokens} tokens per block")
+                raise ValueError(
+                    f"layout: group {group.name!r} must cover exactly {self.block_tokens} tokens per block"
+                )
 
     @property
     def globals(self) -> tuple[CacheGroup, ...]:

@@ -1,11 +1,11 @@
-"""KV memory: blocks, window slots and the prefix index as one account. Knows ids only; the bytes live in the cache pool."""
+"""KV memory: blocks, window slots and the prefix index as one account. Knows ids; the bytes live in the cache pool."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from engine.blocks import BlockPool
-from engine.errors import Exhausted
+from engine.errors import Exhausted, IntegrityBroken
 from engine.index import PrefixHit, PrefixIndex
 from engine.prefix import KeyChain
 
@@ -58,12 +58,12 @@ class KVMemory:
         self.slots.release(slots)
 
     def check(self) -> None:
-        """Raise RuntimeError if either pool lost or doubled an id."""
+        """Raise IntegrityBroken if either pool lost or doubled an id."""
         self.blocks.check()
         self.slots.check()
 
     def check_idle(self) -> None:
-        """`check`, and raise RuntimeError if a request still holds anything: for when no request is alive."""
+        """`check`, and raise IntegrityBroken if a request still holds anything: for when no request is alive."""
         self.check()
         if self.blocks.held or self.slots.held:
-            raise RuntimeError(f"idle, yet {self.blocks.held} blocks and {self.slots.held} slots are held")
+            raise IntegrityBroken(f"idle, yet {self.blocks.held} blocks and {self.slots.held} slots are held")

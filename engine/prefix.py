@@ -1,4 +1,4 @@
-"""Prefix keys: the identity of a block of tokens in its context. Knows tokens and salts; knows no blocks and no storage."""
+"""Prefix keys: the identity of a block of tokens in its context. Knows tokens and salts; knows no storage."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class KeyChain:
         self.contents: list[BlockContent] = []
 
     def grow(self, tokens: Sequence[int]) -> None:
-        """Add keys for the blocks of `tokens` that are full and not keyed yet. `tokens` is the sequence from its start."""
+        """Add keys for the blocks of `tokens`, the sequence from its start, that are full and not keyed yet."""
         size = self._identity.block_tokens
         for index in range(len(self.keys), len(tokens) // size):
             self._append(index, tuple(tokens[index * size : (index + 1) * size]))

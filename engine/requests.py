@@ -35,7 +35,7 @@ class PrefillRequest:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRequest:
-    """Continue from imported KV. `emitted` ends with the token that prefill sampled; the KV covers all tokens before it."""
+    """Continue from imported KV. `emitted` ends with the token that prefill sampled; the KV covers all before it."""
 
     request_id: str
     prompt: tuple[int, ...]

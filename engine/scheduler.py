@@ -142,10 +142,9 @@ class Scheduler:
             return alone
         chunks: list[Chunk] = []
         preempted: list[Sequence] = []
-        for sequence in self.running:
-            if sequence.phase is Phase.RUNNING and sequence.decoding and not sequence.paused:
-                if self._can_grow(sequence, preempted):
-                    chunks.append(Chunk(sequence, sequence.computed_tokens, 1))
+        for sequence in [one for one in self._running if one.decoding and not one.paused]:
+            if sequence.phase is Phase.RUNNING and self._can_grow(sequence, preempted):
+                chunks.append(Chunk(sequence, sequence.computed_tokens, 1))
         budget = self._policy.max_batch_tokens - len(chunks)
         for sequence in self._running:
             if budget and not sequence.decoding and not sequence.paused:

@@ -1,4 +1,4 @@
-"""Sequence: one request while the engine works on it. Knows its tokens, its memory and its progress; decides nothing."""
+"""Sequence: one request while the engine works on it. Knows its tokens, memory and progress; decides nothing."""
 
 from __future__ import annotations
 

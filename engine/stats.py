@@ -21,7 +21,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """`free + cached + held == total`, for blocks and for slots; cached ones are given up as soon as somebody needs them."""
+    """`free + cached + held == total`, for blocks and for slots; cached ones go as soon as somebody needs them."""
 
     waiting: int
     running: int

@@ -145,7 +145,9 @@ class TransferDesk:
         if request_id in self._reserved:
             raise DuplicateRequest(request_id)
         if not is_integer(kv_tokens) or kv_tokens < 1:
-            raise InvalidParameter("prompt_tokens", f"{kv_tokens} is not a positive integer", "count the prompt's tokens")
+            raise InvalidParameter(
+                "prompt_tokens", f"{kv_tokens} is not a positive integer", "count the prompt's tokens"
+            )
         if not is_integer(max_total_tokens) or max_total_tokens <= kv_tokens:
             raise InvalidParameter("max_total_tokens", "leaves no token to decode", f"use more than {kv_tokens}")
         self._intake.check_size("max_total_tokens", max_total_tokens)

@@ -47,7 +47,8 @@ def probabilities(scores: Floats, params: Sequence[SamplingParams]) -> Floats:
             _keep_top_p(weights[row], param.top_p)
         if param.min_p > 0.0:
             weights[row][weights[row] < param.min_p * weights[row].max()] = 0.0
-    return weights / weights.sum(axis=1, keepdims=True)
+    normalised: Floats = weights / weights.sum(axis=1, keepdims=True)
+    return normalised
 
 
 def draw(weights: Floats, points: Floats) -> NDArray[np.int64]:
@@ -55,7 +56,8 @@ def draw(weights: Floats, points: Floats) -> NDArray[np.int64]:
     bounds = np.cumsum(weights, axis=1)
     chosen = (bounds <= (points * bounds[:, -1])[:, None]).sum(axis=1)
     last = weights.shape[1] - 1 - np.argmax(weights[:, ::-1] > 0, axis=1)
-    return np.minimum(chosen, last)
+    tokens: NDArray[np.int64] = np.minimum(chosen, last)
+    return tokens
 
 
 def _keep_top_k(scaled: Floats, count: int) -> None:

@@ -46,7 +46,7 @@ class SamplingParams:
         if not isinstance(self.ignore_eos, bool):
             raise InvalidParameter("ignore_eos", "must be true or false", "send a boolean")
         if self.min_tokens > self.max_tokens:
-            raise InvalidParameter("min_tokens", f"{self.min_tokens} exceeds max_tokens {self.max_tokens}", "lower it")
+            raise InvalidParameter("min_tokens", "exceeds max_tokens", "lower it")
         _require_stops(self.stop)
         _require_tokens("stop_token_ids", self.stop_token_ids, vocab_size)
 

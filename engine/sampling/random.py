@@ -16,7 +16,7 @@ _HALF = np.uint64(32)
 
 
 def philox(counters: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Random 32-bit words `[rows, 4]` from counter words `[rows, 4]` and key words `[rows, 2]` (32 bits in each uint64)."""
+    """Random 32-bit words `[rows, 4]` from counters `[rows, 4]` and keys `[rows, 2]`, 32 bits in each uint64."""
     c0, c1, c2, c3 = (counters[:, lane] for lane in range(4))
     k0, k1 = keys[:, 0], keys[:, 1]
     for _ in range(_ROUNDS):

@@ -63,12 +63,13 @@ def choose(logits: NDArray[np.float32], rows: Sequence[Row], eos_token_ids: Sequ
 
 def _tokens(logits: NDArray[np.float32], rows: Sequence[Row], eos: Sequence[int]) -> NDArray[np.int64]:
     if all(row.params.temperature == 0.0 and row.plain for row in rows):
-        return logits.argmax(axis=1)
+        greedy: NDArray[np.int64] = logits.argmax(axis=1)
+        return greedy
     scores = logits.astype(np.float64)
     for index, row in enumerate(rows):
         if not row.plain:
             _adjust(scores[index], row, eos)
-    tokens = scores.argmax(axis=1)
+    tokens: NDArray[np.int64] = scores.argmax(axis=1)
     hot = [index for index, row in enumerate(rows) if row.params.temperature > 0.0]
     if hot:
         weights = probabilities(scores[hot], [rows[index].params for index in hot])

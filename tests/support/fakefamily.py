@@ -1,4 +1,4 @@
-"""A fake model family: logits are a hash of what it reads back from the cache, so a wrong block or slot gives wrong tokens.
+"""A fake model family: logits are a hash of what it reads back from the cache, so wrong bytes give wrong tokens.
 
 Its layout has what a real one has: a record per token, a record per four tokens, a ring, and a recurrent state row.
 """
@@ -102,7 +102,9 @@ def fake_engine(
     **config: object,
 ) -> Engine:
     """An engine over a FakeFamily; `config` overrides fields of EngineConfig."""
-    settings = EngineConfig(Path("fake"), **{"max_batch_tokens": 16, "max_sequences": 8, "anchor_every_blocks": 2, **config})
+    settings = EngineConfig(
+        Path("fake"), **{"max_batch_tokens": 16, "max_sequences": 8, "anchor_every_blocks": 2, **config}
+    )
     pool = CachePool(LAYOUT, num_blocks, num_slots, torch.float32)
     return Engine(FakeFamily(spy), pool, MODEL, settings, decode, clock=lambda: 0.0)
 
