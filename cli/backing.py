@@ -1,6 +1,7 @@
 """Checks of what a stack runs on: its ports, etcd, Redis, torch, the KV transport, the model. Starts no service."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -76,7 +77,7 @@ def _server(find: Callable[[], Path]) -> Finding:
         return Finding(Health.FAIL, error.message, error.fix)
     done = subprocess.run([str(program), "--version"], capture_output=True, text=True, timeout=20, check=False)
     if done.returncode != 0:
-        return Finding(
-            Health.FAIL, f"{program} does not run: {done.stderr.strip()[:100]}", "install it for this machine"
-        )
-    return Finding(Health.OK, f"{done.stdout.splitlines()[0][:60]} at {program}")
+        return Finding(Health.FAIL, f"{program} does not run: {done.stderr.strip()[:100]}", "install another build")
+    version = re.search(r"\d+(\.\d+)+", done.stdout)
+    origin = "from its wheel" if "site-packages" in program.parts else f"at {program}"
+    return Finding(Health.OK, f"{version.group() if version else 'unknown version'} {origin}")

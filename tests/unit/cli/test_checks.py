@@ -1,0 +1,36 @@
+"""Bad options are refused before any work, with the file or port named."""
+
+import socket
+
+import pytest
+
+from cli import checks
+from fabric.errors import StartError
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_an_incomplete_model_folder_is_refused_with_the_missing_file(tmp_path, missing):
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        if name != missing:
+            (tmp_path / name).write_text("{}")
+    with pytest.raises(StartError) as caught:
+        checks.model_folder(tmp_path)
+    assert missing.rpartition(".")[2] in caught.value.message
+    assert caught.value.field == "--model"
+    assert caught.value.fix
+
+
+def test_a_complete_model_folder_passes(tmp_path):
+    for name in ("config.json", "tokenizer.json", "model-00001-of-00001.safetensors"):
+        (tmp_path / name).write_text("{}")
+    checks.model_folder(tmp_path)
+
+
+def test_a_busy_port_is_named_with_the_option_that_changes_it():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(StartError) as caught:
+            checks.port(port, "http-port")
+    assert str(port) in caught.value.message
+    assert "--http-port" in caught.value.fix
+    checks.port(port, "http-port")

@@ -1,0 +1,51 @@
+"""The processes behind a wish."""
+
+import pytest
+
+from cli.plan import Wanted, plan
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    wanted = Wanted(model=tmp_path, prefill=2, decode=1, http_port=8123, grpc_port=8124)
+    return {task.name: task for task in plan(wanted, tmp_path, available_cores=4)}
+
+
+def test_every_service_is_planned_with_as_many_workers_as_wanted(tasks):
+    assert list(tasks) == ["etcd", "redis", "kvstore", "recipe", "prefill-0", "prefill-1", "decode-0", "gateway"]
+
+
+def test_services_wait_for_etcd_and_redis_and_for_nothing_else(tasks):
+    assert {task.needs for name, task in tasks.items() if name not in ("etcd", "redis")} == {("etcd", "redis")}
+    assert tasks["etcd"].needs == tasks["redis"].needs == ()
+
+
+def test_the_gateway_drains_first_and_the_backends_last(tasks):
+    ranks = {name: task.drain_rank for name, task in tasks.items()}
+    assert ranks["gateway"] < min(ranks["prefill-0"], ranks["decode-0"], ranks["kvstore"], ranks["recipe"])
+    assert min(ranks["etcd"], ranks["redis"]) > max(ranks["prefill-0"], ranks["kvstore"])
+
+
+def test_a_worker_is_told_its_threads_twice_the_same(tasks):
+    task = tasks["prefill-0"]
+    told = task.command[task.command.index("--threads") + 1]
+    assert told == task.environment["OMP_NUM_THREADS"] == str(task.threads)
+
+
+def test_no_password_stands_on_a_command_line_or_in_a_readable_file(tasks, tmp_path):
+    config = tmp_path / "redis.conf"
+    password = next(line.split()[1] for line in config.read_text().splitlines() if line.startswith("requirepass"))
+    assert config.stat().st_mode & 0o077 == 0
+    assert not any(password in part for task in tasks.values() for part in task.command)
+    assert password in tasks["kvstore"].environment["DEEPINFER_KVSTORE_INDEX"]
+    assert not any(password in value for value in tasks["recipe"].environment.values())
+
+
+def test_two_plans_share_no_port(tmp_path):
+    plans = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        plans.append(plan(Wanted(tmp_path, 1, 1, 1, 2), folder, available_cores=2))
+    first, second = ({part for part in tasks[0].command if "http://" in part} for tasks in plans)
+    assert first.isdisjoint(second)
