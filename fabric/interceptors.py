@@ -172,7 +172,6 @@ async def _mapped(seconds: float) -> AsyncIterator[None]:
 
 def _defect(error: Exception) -> Internal:
     _log.error("defect", error=type(error).__name__, frames=logs.frames(error))
-    _log.debug("defect message", text=str(error))
     return Internal(f"internal error; the log has it under request id {request_id()}")
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -32,9 +32,9 @@ def new_identity(service: str, instance: str = "") -> Identity:
 
 
 @asynccontextmanager
-async def background(work: Awaitable[None], name: str) -> AsyncIterator[None]:
+async def background(work: Coroutine[None, None, None], name: str) -> AsyncIterator[None]:
     """Runs `work` beside the body and cancels it at exit."""
-    task = asyncio.ensure_future(work)
+    task = asyncio.create_task(work, name=name)
     try:
         yield
     finally:

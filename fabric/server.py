@@ -242,12 +242,12 @@ async def _main(settings: SettingsT, build: Build[SettingsT]) -> None:
 
 
 def _announce(ready: Ready, file: Path | None) -> None:
-    """The ready line on stdout, and whole or not at all in the ready file."""
-    print(ready.line(), flush=True)
+    """The ready file, whole or not at all; then the ready line on stdout."""
     if file is not None:
         part = file.with_name(file.name + ".part")
         part.write_text(ready.line())
         part.replace(file)
+    print(ready.line(), flush=True)
 
 
 def _complain(error: ServiceError, code: int) -> int:

@@ -134,7 +134,7 @@ def load(cls: type[SettingsT], argv: Sequence[str], prog: str = "") -> Loaded[Se
 def _validate(cls: type[SettingsT], sources: Mapping[str, Tree]) -> SettingsT:
     merged: dict[str, Any] = {}
     for tree in sources.values():
-        merged = _merge(tree, merged)
+        merged = _merge(merged, tree)
     try:
         return cls(**merged)
     except ValidationError as error:

@@ -65,6 +65,13 @@ class Process:
                 loaded: dict[str, Any] = json.loads(text)
                 return loaded
 
+    def rest(self, timeout_s: float = 20.0) -> str:
+        """Everything it still writes until its output ends."""
+        lines = []
+        while (text := self._lines.get(timeout=timeout_s)) is not None:
+            lines.append(text)
+        return "\n".join(lines)
+
     def tell(self, text: str) -> None:
         """Writes one line to its standard input."""
         assert self._process.stdin is not None
