@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.sampling.logprobs import TokenLogprob
@@ -40,10 +41,15 @@ def require_complete(receipt: Receipt, handoff: Handoff) -> None:
             field="receipt.tokens",
             fix="send the receipt of this request",
         )
-    named = {(extent.group, extent.block): extent for extent in receipt.extents}
+    require_extents(receipt.extents, handoff)
+
+
+def require_extents(extents: Sequence[Extent], handoff: Handoff) -> None:
+    """Raises DataLoss unless `extents` are, in any order, exactly the places of `handoff`, each as full as it must be."""
+    named = {(extent.group, extent.block): extent for extent in extents}
     places = tuple(handoff.places())
-    if len(named) != len(receipt.extents) or len(named) != len(places):
-        raise _incomplete(f"the receipt names {len(receipt.extents)} extents, {len(places)} are needed")
+    if len(named) != len(extents) or len(named) != len(places):
+        raise _incomplete(f"{len(extents)} extents are named, {len(places)} are needed")
     for place in places:
         extent = named.get((place.group, place.block))
         if extent is None or not place.is_of(extent):
@@ -51,4 +57,4 @@ def require_complete(receipt: Receipt, handoff: Handoff) -> None:
 
 
 def _incomplete(message: str) -> DataLoss:
-    return DataLoss(message, field="receipt.extents", fix="prefill the prompt again")
+    return DataLoss(message, field="extents", fix="prefill the prompt again")

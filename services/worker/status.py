@@ -1,11 +1,12 @@
-"""Worker status for `Watch`: the newest one for every watcher. Knows how to notice change; knows no engine."""
+"""Worker status for `Watch` and for metrics: the newest one for everybody. Knows how to notice change."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from engine.stats import EngineStats
 from fabric.errors import Exhausted
 
 MAX_WATCHERS = 64
@@ -13,14 +14,10 @@ MAX_WATCHERS = 64
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a worker is."""
+    """How busy a worker is. `outside` requests are in its hands but not (or not any more) in the engine's queues."""
 
-    running: int
-    waiting: int
-    queued_tokens: int
-    blocks_total: int
-    blocks_free: int
-    steps: int
+    engine: EngineStats
+    outside: int
     draining: bool
 
 
@@ -35,9 +32,9 @@ class Status:
 class StatusBoard:
     """Looks at the load every `period_s` and wakes its watchers on a change. A slow watcher skips to the newest."""
 
-    def __init__(self, look: Callable[[], Load], period_s: float) -> None:
+    def __init__(self, first: Load, look: Callable[[], Awaitable[Load]], period_s: float) -> None:
         self._look, self._period_s = look, period_s
-        self._current = Status(1, look())
+        self.now = Status(1, first)
         self._changed = asyncio.Condition()
         self._watchers = 0
 
@@ -49,10 +46,10 @@ class StatusBoard:
 
     async def observe(self) -> None:
         """Takes one look and publishes a change."""
-        load = self._look()
-        if load != self._current.load:
+        load = await self._look()
+        if load != self.now.load:
             async with self._changed:
-                self._current = Status(self._current.sequence + 1, load)
+                self.now = Status(self.now.sequence + 1, load)
                 self._changed.notify_all()
 
     async def watch(self) -> AsyncIterator[Status]:
@@ -67,10 +64,12 @@ class StatusBoard:
         try:
             seen = 0
             while True:
-                async with self._changed:
-                    await self._changed.wait_for(lambda: self._current.sequence > seen)  # noqa: B023
-                    current = self._current
-                seen = current.sequence
-                yield current
+                seen = await self._beyond(seen)
+                yield self.now
         finally:
             self._watchers -= 1
+
+    async def _beyond(self, seen: int) -> int:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.now.sequence > seen)
+            return self.now.sequence

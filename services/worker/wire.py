@@ -172,16 +172,16 @@ def _unpack_group(group: pb.CacheGroup) -> CacheGroup:
 
 
 def pack_status(status: Status, instance: str, epoch: int) -> pb.WorkerStatus:
-    load = status.load
+    engine = status.load.engine
     return pb.WorkerStatus(
         instance=instance,
         epoch=epoch,
         sequence=status.sequence,
-        running_requests=load.running,
-        waiting_requests=load.waiting,
-        queued_tokens=load.queued_tokens,
-        blocks_total=load.blocks_total,
-        blocks_free=load.blocks_free,
-        steps=load.steps,
-        draining=load.draining,
+        running_requests=engine.running,
+        waiting_requests=engine.waiting + status.load.outside,
+        queued_tokens=engine.queued_tokens,
+        blocks_total=engine.blocks_total,
+        blocks_free=engine.blocks_free + engine.blocks_cached,
+        steps=engine.steps,
+        draining=status.load.draining,
     )

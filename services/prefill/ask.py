@@ -1,0 +1,97 @@
+"""Asks: one request as prefill takes it, and the ticket that tells where its KV goes. Frozen values and their checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.model import ModelInfo
+from engine.requests import PrefillRequest
+from engine.sampling.params import SamplingParams
+from fabric.errors import InvalidArgument
+from fabric.records import Landing
+from services.worker.geometry import Handoff
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillAsk:
+    """`tokens` end with `emitted_tokens` tokens that were generated earlier."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    sampling: SamplingParams
+    salt: bytes
+    use_cache: bool
+    emitted_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt itself."""
+        return len(self.tokens) - self.emitted_tokens
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether cached blocks may stand in for computing: not where every prompt token's logits are wanted."""
+        return self.use_cache and self.sampling.prompt_logprobs is None
+
+    def validate(self, max_prompt_tokens: int) -> None:
+        """Raises InvalidArgument for what the engine does not look at."""
+        if not 0 <= self.emitted_tokens < max(1, len(self.tokens)):
+            raise InvalidArgument(
+                f"{self.emitted_tokens} of {len(self.tokens)} tokens leave no prompt",
+                field="start.emitted_tokens",
+                fix="send the prompt and what was generated after it",
+            )
+        if len(self.tokens) > max_prompt_tokens:
+            raise InvalidArgument(
+                f"{len(self.tokens)} tokens; this worker takes {max_prompt_tokens}",
+                field="start.token_ids",
+                fix="shorten the prompt",
+            )
+
+    def request(self) -> PrefillRequest:
+        """The engine's form."""
+        prompt, emitted = self.tokens[: self.prompt_tokens], self.tokens[self.prompt_tokens :]
+        return PrefillRequest(
+            self.request_id, prompt, self.sampling, salt=self.salt, cache=self.use_cache, emitted=emitted
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TicketGrant:
+    """The neutral form of `deepinfer.v1.Ticket` for one decode rank."""
+
+    id: str
+    request_id: str
+    epoch: int
+    landing: Landing
+    layout_fingerprint: str
+    model_revision: str
+    held_tokens: int
+
+    def handoff(self, ask: PrefillAsk, model: ModelInfo) -> Handoff:
+        """Where this prompt's extents go.
+
+        Raises:
+            InvalidArgument: the ticket is another request's, another model's or another layout's, or has too little room.
+        """
+        _require_equal("ticket.request_id", "request", self.request_id, ask.request_id)
+        _require_equal("ticket.model_revision", "model revision", self.model_revision, model.revision)
+        _require_equal("ticket.layout", "layout", self.layout_fingerprint, model.layout.fingerprint)
+        try:
+            handoff = Handoff(model.layout, len(ask.tokens), self.held_tokens)
+        except ValueError as error:
+            raise InvalidArgument(str(error), field="ticket.held_tokens", fix="reserve again") from error
+        if self.landing.size < handoff.landing_bytes:
+            raise InvalidArgument(
+                f"the landing has {self.landing.size} bytes, the prompt needs {handoff.landing_bytes}",
+                field="ticket.landings",
+                fix="reserve for the whole prompt",
+            )
+        return handoff
+
+
+def _require_equal(field: str, what: str, theirs: str, ours: str) -> None:
+    if theirs != ours:
+        raise InvalidArgument(
+            f"decode's {what} is {theirs!r}, prefill's is {ours!r}", field=field, fix="pair workers that agree"
+        )

@@ -1,0 +1,153 @@
+"""Load: fills the engine's prefix cache from the kvstore before a prompt is computed. May always miss; never fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.errors import EngineError
+from engine.layout import Layout
+from engine.requests import HeldKV, Load, LocalPrefix
+from engine.runner import EngineRunner
+from fabric import wire
+from fabric.channels import call
+from fabric.errors import NotFound, ServiceError
+from fabric.kvlink import LandingPool, Writer
+from fabric.records import Extent, Landing
+from fabric.telemetry import logs
+from protos.deepinfer.v1 import common_pb2 as common
+from protos.deepinfer.v1 import kvstore_pb2 as pb
+from protos.deepinfer.v1 import kvstore_pb2_grpc as rpc
+from services.prefill.ask import PrefillAsk
+from services.prefill.stores import Stores
+from services.prefill.telemetry import PrefillMetrics
+from services.worker.extents import extent_view
+from services.worker.geometry import Handoff
+from services.worker.receipts import require_extents
+from services.worker.together import settled
+
+_log = logs.get("load")
+
+
+class Loader:
+    """Asks, lands, verifies, adopts. What was not verified never enters the prefix cache."""
+
+    def __init__(
+        self, engine: EngineRunner, stores: Stores, landings: LandingPool, timeout_s: float, metrics: PrefillMetrics
+    ) -> None:
+        self._engine, self._stores, self._landings = engine, stores, landings
+        self._timeout_s, self._metrics = timeout_s, metrics
+        self._layout: Layout = engine.engine.model.layout
+
+    async def load(self, ask: PrefillAsk) -> None:
+        """Loads what a store has beyond this worker's own cache. Any failure is a miss, counted by reason."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._load(ask)
+        except TimeoutError:
+            self._metrics.store_miss("timeout")
+        except ServiceError as error:
+            self._metrics.store_miss(error.code)
+        except EngineError as error:
+            self._metrics.store_miss("engine")
+            _log.info("nothing loaded", error=type(error).__name__)
+
+    async def _load(self, ask: PrefillAsk) -> None:
+        usable = (len(ask.tokens) - 1) // self._layout.block_tokens
+        if not usable or not ask.reads_cache:
+            return
+        local = await self._engine.call(self._engine.engine.lookup, ask.tokens, ask.salt)
+        store = self._stores.home(local.keys[0])
+        if store is None or local.hit_tokens == usable * self._layout.block_tokens:
+            return
+        names = self._names(ask, local, usable)
+        found = await self._find(store, names, local)
+        if found is None:
+            self._metrics.store_miss("absent")
+            return
+        store, blocks = found
+        await self._fetch(store, ask, names, min(local.matched_blocks, blocks - 1), blocks)
+
+    async def _find(
+        self, store: rpc.KvStoreServiceStub, names: Sequence[pb.BlockName], local: LocalPrefix
+    ) -> tuple[rpc.KvStoreServiceStub, int] | None:
+        """A store with a longer usable prefix than is here, following its hint to another one once."""
+        reply = await self._lookup(store, names)
+        here = local.hit_tokens // self._layout.block_tokens
+        if reply.other_blocks and reply.anchor_blocks + reply.other_blocks > here:
+            other = self._stores.named(reply.other_instance)
+            second = await self._lookup(other, names) if other is not None else reply
+            if other is not None and second.anchor_blocks > reply.anchor_blocks:
+                store, reply = other, second
+        return (store, reply.anchor_blocks) if reply.anchor_blocks > here else None
+
+    async def _lookup(self, store: rpc.KvStoreServiceStub, names: Sequence[pb.BlockName]) -> pb.LookupResponse:
+        model = self._engine.engine.model
+        request = pb.LookupRequest(
+            blocks=names, model_revision=model.revision, layout_fingerprint=model.layout.fingerprint
+        )
+        reply: pb.LookupResponse = await call(store.Lookup, request, timeout_s=self._timeout_s)
+        return reply
+
+    async def _fetch(
+        self, store: rpc.KvStoreServiceStub, ask: PrefillAsk, names: Sequence[pb.BlockName], first: int, end: int
+    ) -> None:
+        """Blocks [first, end) and the anchor at their end: memory, landing, Get, verification, cache."""
+        engine = self._engine.engine
+        load = await self._engine.call(engine.begin_load, ask.tokens, ask.salt, first, end)
+        verified = False
+        try:
+            await self._land(store, names[first:end], load)
+            verified = True
+        finally:
+            # Runs whatever happened: memory that waits for bytes must not outlive the attempt.
+            finish = (engine.finish_load, load, end - first) if verified else (engine.abandon_load, load)
+            await settled(self._engine.call(*finish))
+        self._metrics.store_hit(end - first)
+
+    async def _land(self, store: rpc.KvStoreServiceStub, names: Sequence[pb.BlockName], load: Load) -> None:
+        """Has the store write the records into a landing and commits them from there into the load's memory."""
+        size = self._layout.block_tokens
+        handoff = Handoff(self._layout, load.to_block * size, load.from_block * size)
+        landing = self._landings.grant("kvstore", handoff.landing_bytes)
+        writer = Writer.UNKNOWN
+        try:
+            reply = await self._get(store, names, load.from_block, landing)
+            writer = Writer.FINISHED
+            if not reply.anchor:
+                raise NotFound("the records left the store meanwhile")
+            with self._metrics.transfer(handoff.landing_bytes):
+                extents = wire.unpack_extents(common.ExtentList(extents=reply.extents))
+                require_extents(extents, handoff)
+                await self._landings.commit(landing, extents, self._destinations(extents, load))
+        finally:
+            self._landings.release(landing, writer)
+
+    async def _get(
+        self, store: rpc.KvStoreServiceStub, names: Sequence[pb.BlockName], first: int, landing: Landing
+    ) -> pb.GetResponse:
+        model = self._engine.engine.model
+        request = pb.GetRequest(
+            blocks=names,
+            first_block=first,
+            anchor=True,
+            model_revision=model.revision,
+            layout_fingerprint=model.layout.fingerprint,
+            landing=wire.pack_landing(landing),
+        )
+        reply: pb.GetResponse = await call(store.Get, request, timeout_s=self._timeout_s)
+        return reply
+
+    def _destinations(self, extents: Sequence[Extent], load: Load) -> list[np.ndarray]:
+        pool = self._engine.engine.pool
+        kv = HeldKV((*[-1] * load.from_block, *load.blocks), load.slot, 0)
+        return [extent_view(pool, extent.group, extent.block, kv) for extent in extents]
+
+    def _names(self, ask: PrefillAsk, local: LocalPrefix, usable: int) -> list[pb.BlockName]:
+        size = self._layout.block_tokens
+        return [
+            pb.BlockName(key=key, token_ids=ask.tokens[index * size : (index + 1) * size])
+            for index, key in enumerate(local.keys[:usable])
+        ]

@@ -1,0 +1,134 @@
+"""Push: moves one prompt's KV from the pool into decode's landing while the rest is computed. Decides nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from engine.cache.pool import CachePool
+from engine.requests import HeldKV
+from fabric.errors import ServiceError
+from fabric.kvlink import Link, Region, Write
+from fabric.records import Extent
+from fabric.telemetry import logs
+from services.prefill.ask import TicketGrant
+from services.prefill.marks import Mark, Marks
+from services.prefill.telemetry import PrefillMetrics
+from services.worker.extents import extent_view
+from services.worker.geometry import Handoff, Offsets, Place
+from services.worker.notices import HandoffNotice
+from services.worker.together import settled
+
+_log = logs.get("push")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSource:
+    """The engine's cache memory as the link knows it: registered once, read by every push."""
+
+    pool: CachePool
+    blocks: Region
+    slots: Region
+
+    def seal(self, places: Iterable[Place], kv: HeldKV) -> list[Extent]:
+        """The extents of `places` with digests of the bytes as they are now."""
+        return [place.sealed(xxhash.xxh3_64_intdigest(extent_view(self.pool, place.group, place.block, kv))) for place in places]
+
+
+@dataclass(frozen=True, slots=True)
+class PushLimits:
+    timeout_s: float  # of one push
+    heartbeat_s: float  # between two signs of life while there is nothing to push
+
+
+class Pusher:
+    """Pushes one prompt into one landing. `held` reads where the prompt's KV is now; its blocks stay until `run` ends."""
+
+    def __init__(
+        self,
+        link: Link,
+        source: PoolSource,
+        ticket: TicketGrant,
+        handoff: Handoff,
+        held: Callable[[], HeldKV],
+        limits: PushLimits,
+        metrics: PrefillMetrics,
+    ) -> None:
+        self._link, self._source, self._ticket, self._handoff = link, source, ticket, handoff
+        self._held, self._limits, self._metrics = held, limits, metrics
+        self._sealed: list[Extent] = []
+        self._next_block = handoff.first_block
+        self._finished = False
+
+    @property
+    def pushed_tokens(self) -> int:
+        """Tokens whose blocks are in the landing."""
+        return min(self._next_block * self._handoff.layout.block_tokens, self._handoff.tokens)
+
+    async def run(self, marks: Marks) -> tuple[Extent, ...]:
+        """Follows the marks to the end of the prompt; returns everything that was pushed, sealed.
+
+        Raises:
+            ServiceError: a push failed or took too long. The landing is then spoilt.
+        """
+        seen = Mark(generation=-1)
+        generation = 0
+        while not self._finished:
+            mark = await marks.after(seen, self._limits.heartbeat_s)
+            if mark is None:
+                await self._say(last=False)
+                continue
+            seen = mark
+            if mark.generation != generation:
+                self._sealed, self._next_block, generation = [], self._handoff.first_block, mark.generation
+            await self._follow(mark)
+        return tuple(self._sealed)
+
+    async def close(self) -> None:
+        """Tells decode that nothing more will be written, unless the last push did. Never raises."""
+        if not self._finished:
+            self._finished = True
+            try:
+                await self._say(last=True)
+            except ServiceError as error:
+                _log.info("decode was not told that the push ended", code=error.code)
+
+    async def _follow(self, mark: Mark) -> None:
+        end = mark.tokens // self._handoff.layout.block_tokens
+        if mark.complete:
+            await self._push(self._handoff.blocks, windows=True)
+            self._finished = True
+        elif end > self._next_block:
+            await self._push(end, windows=False)
+
+    async def _push(self, end: int, windows: bool) -> None:
+        """Seals and writes blocks up to `end`, and the window groups with the last of them."""
+        kv, first, layout = self._held(), self._next_block, self._handoff.layout
+        places = [place for block in range(first, end) for place in self._handoff.block_places(block)]
+        places += self._handoff.window_places() if windows else ()
+        table = np.asarray(kv.block_table[first:end], dtype=np.int64)
+        writes = [self._write(self._source.blocks, table, self._handoff.block_offsets(first, end), layout.block_bytes)]
+        if windows:
+            slot, offset = np.array([kv.slot]), np.array([self._handoff.window_offset])
+            writes.append(self._write(self._source.slots, slot, offset, layout.window_bytes))
+        sealed = await asyncio.to_thread(self._source.seal, places, kv)
+        with self._metrics.transfer(sum(place.size for place in places)):
+            await self._send([write for write in writes if len(write.sizes)], last=windows)
+        self._sealed += sealed
+        self._next_block = end
+
+    def _write(self, region: Region, rows: Offsets, offsets: Offsets, row_bytes: int) -> Write:
+        """Rows of pool memory to places in the landing: one descriptor each, whatever the number of groups."""
+        remote = offsets + self._ticket.landing.offset
+        return Write(region, rows * row_bytes, self._ticket.landing.region, remote, np.full(len(rows), row_bytes))
+
+    async def _say(self, last: bool) -> None:
+        await self._send([], last)
+
+    async def _send(self, writes: list[Write], last: bool) -> None:
+        notify = HandoffNotice(self._ticket.id, last).dump()
+        await settled(self._link.push(self._ticket.landing.address, writes, notify, self._limits.timeout_s))
