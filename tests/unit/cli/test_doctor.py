@@ -1,6 +1,9 @@
 """The doctor prints every finding with its fix, and its exit code is the worst of them."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from cli import doctor
 from cli.doctor import Finding, Health
