@@ -1,5 +1,6 @@
 """Turns what the user asked for into the processes of a local stack. Knows command lines, starts nothing."""
 
+import os
 import secrets
 import sys
 from collections.abc import Mapping
@@ -8,6 +9,8 @@ from pathlib import Path
 
 from cli import backends, cores, ports, probes
 from cli.task import Task
+
+_SALT = "DEEPINFER_GATEWAY_SALT_SECRET"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ def plan(wanted: Wanted, folder: Path, available_cores: int) -> list[Task]:
     return [
         backends.etcd(folder, etcd_port),
         backends.redis(folder, redis_port, password),
-        house.service("kvstore", secrets=index),
+        house.service("kvstore", private=index),
         house.service("recipe", model),
         *(house.worker("prefill", i, model, threads) for i, threads in enumerate(division.prefill)),
         *(house.worker("decode", i, model, threads) for i, threads in enumerate(division.decode)),
@@ -58,12 +61,14 @@ class _House:
 
     def gateway(self, arguments: tuple[str, ...]) -> Task:
         """Drains first: while its requests end it needs all the others."""
-        task = self.service("gateway", arguments)
+        # Drawn once for the stack: a gateway that is restarted still hits what was cached under the old one's salts.
+        salt = {_SALT: os.environ.get(_SALT) or secrets.token_urlsafe(24)}
+        task = self.service("gateway", arguments, private=salt)
         reset, probe = probes.listing_gateway(self._ready("gateway"), self.wanted.prefill, self.wanted.decode)
         return replace(task, reset=reset, probe=probe, drain_rank=0)
 
     def service(
-        self, service: str, arguments: tuple[str, ...] = (), name: str = "", secrets: Mapping[str, str] | None = None
+        self, service: str, arguments: tuple[str, ...] = (), name: str = "", private: Mapping[str, str] | None = None
     ) -> Task:
         name = name or service
         reset, probe = probes.ready_file(self._ready(name))
@@ -75,7 +80,7 @@ class _House:
             command=(*command, "--ready-file", str(self._ready(name)), *preset, *arguments),
             reset=reset,
             probe=probe,
-            environment={**cores.environment(1), **(secrets or {})},
+            environment={**cores.environment(1), **(private or {})},
             needs=("etcd", "redis"),
             drain_rank=1,
         )

@@ -49,3 +49,11 @@ def test_two_plans_share_no_port(tmp_path):
         plans.append(plan(Wanted(tmp_path, 1, 1, 1, 2), folder, available_cores=2))
     first, second = ({part for part in tasks[0].command if "http://" in part} for tasks in plans)
     assert first.isdisjoint(second)
+
+
+def test_a_salt_given_by_the_operator_wins(tmp_path, monkeypatch):
+    wanted = Wanted(model=tmp_path, prefill=1, decode=1, http_port=1, grpc_port=2)
+    drawn = {plan(wanted, tmp_path, 2)[-1].environment["DEEPINFER_GATEWAY_SALT_SECRET"] for _ in range(2)}
+    assert len(drawn) == 2
+    monkeypatch.setenv("DEEPINFER_GATEWAY_SALT_SECRET", "mine")
+    assert plan(wanted, tmp_path, 2)[-1].environment["DEEPINFER_GATEWAY_SALT_SECRET"] == "mine"
