@@ -65,8 +65,10 @@ class StopWatch:
 
     def _string_match(self, token: int) -> StopMatch | None:
         assert self._text is not None  # noqa: S101  narrows the type; push() checked it
+        known = len(self._tail)
         text = self._tail + self._text.push(token)
-        found = [(at, stop) for stop in self._params.stop if (at := text.find(stop)) >= 0]
+        stops = self._params.stop
+        found = [(at, stop) for stop in stops if (at := text.find(stop, max(0, known - len(stop) + 1))) >= 0]
         match = min(found, default=None, key=lambda pair: pair[0])
         start = self._tail_start
         kept = text[-self._reach :] if self._reach else ""

@@ -59,7 +59,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingState:
-    """Where a request's random stream stands: draw i depends only on (seed, i). Penalties are recomputed from tokens."""
+    """Where a random stream stands: draw i depends only on (seed, i). Penalties are recomputed from tokens."""
 
     seed: int
     emitted: int  # tokens drawn so far
