@@ -1,0 +1,30 @@
+"""Ragged batch: the tokens one forward computes, sequence after sequence, and where their cache is. Knows no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedBatch:
+    """Prefill chunks and decode steps in any mixture. A sequence with `context` cached tokens goes on at that position."""
+
+    tokens: np.ndarray  # int64 [rows]
+    positions: np.ndarray  # int64 [rows]
+    starts: np.ndarray  # int32 [sequences + 1] first row of each sequence
+    context: np.ndarray  # int32 [sequences] tokens cached before this batch
+    block_tables: tuple[tuple[int, ...] | np.ndarray, ...]  # per sequence: blocks of positions 0 .. context + new - 1
+    slots: np.ndarray  # int64 [sequences] window slot of each sequence
+    logit_rows: np.ndarray  # int64 [wanted] rows whose logits are returned, in this order
+
+    @property
+    def rows(self) -> int:
+        """Tokens computed by the forward."""
+        return len(self.tokens)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that take part."""
+        return len(self.context)

@@ -1,0 +1,79 @@
+"""Cache pool: the bytes of every cached record, as two host tensors. Knows extents; knows neither owners nor models."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.layout import CacheGroup, GroupKind, Layout
+from kernels.operands import Pages, Ring
+
+_TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class CachePool:
+    """Blocks hold GLOBAL groups and slots hold WINDOW groups, group after group, each `[layer][entry]`.
+
+    `blocks` is uint8 `[num_blocks, layout.block_bytes]`, `slots` uint8 `[num_slots, layout.window_bytes]`; transports
+    register the two as they are. A fresh pool is zero: entries nobody wrote are never read.
+    """
+
+    def __init__(self, layout: Layout, num_blocks: int, num_slots: int, dtype: torch.dtype) -> None:
+        self.layout, self.dtype = layout, dtype
+        self.blocks = torch.zeros(num_blocks, layout.block_bytes, dtype=torch.uint8)
+        self.slots = torch.zeros(num_slots, layout.window_bytes, dtype=torch.uint8)
+        self._block_bytes, self._slot_bytes = self.blocks.numpy(), self.slots.numpy()
+        self._offsets = {**_offsets(layout.globals), **_offsets(layout.windows)}
+        self._pages = {group.name: self._page_views(group) for group in layout.globals}
+        self._rings = {group.name: self._ring_views(group) for group in layout.windows}
+
+    def block_extent(self, group: str, block: int) -> np.ndarray:
+        """Writable uint8 view of one GLOBAL group's bytes in one block."""
+        first = self._offsets[group]
+        return self._block_bytes[block, first : first + self.layout.group(group).extent_bytes]
+
+    def slot_extent(self, group: str, slot: int) -> np.ndarray:
+        """Writable uint8 view of one WINDOW group's bytes in one slot."""
+        first = self._offsets[group]
+        return self._slot_bytes[slot, first : first + self.layout.group(group).extent_bytes]
+
+    def copy_slot(self, src: int, dst: int) -> None:
+        """Copy every window group of one slot over another: taking or restoring an anchor."""
+        self.slots[dst] = self.slots[src]
+
+    def pages(self, group: str, layer: int) -> Pages:
+        """One layer of a GLOBAL group; `layer` counts within the group."""
+        return self._pages[group][layer]
+
+    def ring(self, group: str, layer: int) -> Ring:
+        """One layer of a WINDOW group; `layer` counts within the group."""
+        return self._rings[group][layer]
+
+    def _page_views(self, group: CacheGroup) -> list[Pages]:
+        typed, array, first, width = self._typed(group)
+        step, rate = group.entries * width, group.tokens_per_entry
+        return [
+            Pages(typed, array, first + layer * step, group.entries, width, rate) for layer in range(group.layers)
+        ]
+
+    def _ring_views(self, group: CacheGroup) -> list[Ring]:
+        typed, array, first, width = self._typed(group)
+        step = group.entries * width
+        return [Ring(typed, array, first + layer * step, group.entries, width) for layer in range(group.layers)]
+
+    def _typed(self, group: CacheGroup) -> tuple[torch.Tensor, np.ndarray, int, int]:
+        """The storage in the group's own type, as tensor and array, with the group's offset and width in elements."""
+        dtype = _TORCH[group.dtype]
+        storage = self.blocks if group.kind is GroupKind.GLOBAL else self.slots
+        typed = storage.view(dtype)
+        array = storage.view(torch.uint16 if dtype == torch.bfloat16 else dtype).numpy()
+        return typed, array, self._offsets[group.name] // dtype.itemsize, group.record_bytes // dtype.itemsize
+
+
+def _offsets(groups: tuple[CacheGroup, ...]) -> dict[str, int]:
+    """First byte of each group within a block or slot."""
+    offsets, total = {}, 0
+    for group in groups:
+        offsets[group.name] = total
+        total += group.extent_bytes
+    return offsets

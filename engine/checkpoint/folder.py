@@ -1,0 +1,85 @@
+"""A model folder: its config, and every tensor found through the shard index. Knows no tensor's meaning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.checkpoint.errors import CheckpointError
+from engine.checkpoint.shard import Shard
+
+_INDEX = "model.safetensors.index.json"
+
+
+class Folder:
+    """Tensors by the names they are stored under. Raises CheckpointError for a folder that is not whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = read_json(path / "config.json", "point model_dir at a folder with config.json")
+        index = path / _INDEX
+        listed = _weight_map(index) if index.is_file() else None
+        files = sorted(set(listed.values())) if listed else sorted(p.name for p in path.glob("*.safetensors"))
+        if not files:
+            raise CheckpointError("no .safetensors file", file=path, fix="add the weights, or point at another folder")
+        self._shards = {name: self._open(name) for name in files}
+        self._where = {tensor: name for name, shard in self._shards.items() for tensor in shard.entries}
+        for tensor, name in (listed or {}).items():
+            if tensor not in self._shards[name].entries:
+                fix = "download the shard again, or rebuild the index"
+                raise CheckpointError(f"{name} does not hold it", file=index, item=tensor, fix=fix)
+            self._where[tensor] = name
+
+    @property
+    def names(self) -> list[str]:
+        """Every stored tensor."""
+        return list(self._where)
+
+    def file(self, name: str) -> Path:
+        """The shard a tensor is in."""
+        return self._shards[self._where[name]].path
+
+    def stored(self, name: str) -> str:
+        """The tensor's stored type, as safetensors names it."""
+        return self._shards[self._where[name]].entries[name].stored
+
+    def num_bytes(self, name: str) -> int:
+        """The tensor's stored size."""
+        entry = self._shards[self._where[name]].entries[name]
+        return entry.end - entry.begin
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor as stored, a view of the mapped file."""
+        return self._shards[self._where[name]].tensor(name)
+
+    def _open(self, name: str) -> Shard:
+        path = self.path / name
+        if not path.is_file():
+            raise CheckpointError("the index names this file, but it is missing", file=path, fix="download the shard")
+        return Shard(path)
+
+
+def read_json(path: Path, fix: str) -> dict[str, Any]:
+    """A JSON object from a file; CheckpointError if it is missing or not one."""
+    if not path.is_file():
+        raise CheckpointError("the file is missing", file=path, fix=fix)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"not valid JSON: {error}", file=path, fix="restore the file") from error
+    if not isinstance(content, dict):
+        raise CheckpointError("not a JSON object", file=path, fix="restore the file")
+    return content
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    listed = read_json(index, "").get("weight_map")
+    if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+        raise CheckpointError("no map from tensors to files", file=index, item="weight_map", fix="rebuild the index")
+    for name in listed.values():
+        if Path(name).name != name:
+            raise CheckpointError(f"{name!r} leaves the folder", file=index, item="weight_map", fix="rebuild the index")
+    return listed

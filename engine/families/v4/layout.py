@@ -1,0 +1,44 @@
+"""V4's cache groups (KV contract): entries shared by prefix, and what each sequence needs at its own position."""
+
+from __future__ import annotations
+
+import math
+
+from engine.families.v4.config import LayerKind, V4Config
+from engine.layout import CacheGroup, GroupKind, Layout
+
+MAX_ROLLBACK = 8  # tokens; more than any published draft proposes
+_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def v4_layout(config: V4Config, dtype: str, block_tokens: int, max_rollback: int = MAX_ROLLBACK) -> Layout:
+    """Layout for KV records of `dtype`; a block is `block_tokens` raised to a multiple of every rate in use."""
+    unit = math.lcm(1, *config.rates)
+    block = -(-block_tokens // unit) * unit
+    key, index_key = config.head_dim, config.index_dim
+    csa, hca = config.layers.count(LayerKind.CSA), config.layers.count(LayerKind.HCA)
+
+    def entries(name: str, layers: int, rate: int, width: int) -> CacheGroup:
+        record = width * _BYTES[dtype]
+        return CacheGroup(name, GroupKind.GLOBAL, layers, block // rate, rate, record, dtype, f"v4.{name}.{dtype}.1")
+
+    def rows(name: str, layers: int, tokens: int, width: int, kind: str) -> CacheGroup:
+        version = f"v4.{name}.{kind}.1"
+        return CacheGroup(
+            name, GroupKind.WINDOW, layers, tokens + max_rollback, 1, width * _BYTES[kind], kind, version
+        )
+
+    groups = []
+    if csa:
+        groups += [entries("csa", csa, config.csa_rate, key), entries("csa_index", csa, config.csa_rate, index_key)]
+    if hca:
+        groups.append(entries("hca", hca, config.hca_rate, key))
+    groups.append(rows("window", len(config.layers), config.window, key, dtype))
+    # Open compressor rows stay fp32: the pooled entry must not depend on when its rows were computed.
+    if csa:
+        overlap = 2 * config.csa_rate  # the window that is open and the one before it
+        groups.append(rows("csa_state", csa, overlap, 4 * key, "float32"))
+        groups.append(rows("csa_index_state", csa, overlap, 4 * index_key, "float32"))
+    if hca:
+        groups.append(rows("hca_state", hca, config.hca_rate, 2 * key, "float32"))
+    return Layout(block, max_rollback, tuple(groups))

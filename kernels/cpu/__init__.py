@@ -1,0 +1,41 @@
+"""CPU backend: fused kernels compiled by numba, batch-invariant by construction (see cpu/tile.py)."""
+
+from __future__ import annotations
+
+import numba
+import torch
+
+from kernels.cpu.attend import attend
+from kernels.cpu.compress import compress
+from kernels.cpu.experts import experts
+from kernels.cpu.hyper import hyper_head, hyper_post, hyper_pre
+from kernels.cpu.index import index_topk
+from kernels.cpu.latent import latent
+from kernels.cpu.linear import linear, pack
+from kernels.cpu.route import route
+from kernels.cpu.storage import store_rows
+from kernels.ops import Ops
+
+
+def _use_threads() -> None:
+    """numba keeps its thread count per calling thread; torch's is the one dial."""
+    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+
+
+OPS = Ops(
+    name="cpu",
+    batch_invariant=True,
+    begin=_use_threads,
+    pack=pack,
+    linear=linear,
+    hyper_pre=hyper_pre,
+    hyper_post=hyper_post,
+    hyper_head=hyper_head,
+    latent=latent,
+    compress=compress,
+    index_topk=index_topk,
+    attend=attend,
+    store_rows=store_rows,
+    route=route,
+    experts=experts,
+)

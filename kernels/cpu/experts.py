@@ -1,0 +1,95 @@
+"""Expert MLPs on the CPU: rows sorted by expert, every expert's panels multiplied once for all its rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import prange
+
+from kernels.cpu.compile import Array, parallel, serial
+from kernels.cpu.linear import rounded
+from kernels.cpu.numbers import round_bf16, sigmoid
+from kernels.cpu.tile import LANES, panel_product
+from kernels.operands import ExpertBank
+
+
+def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, bank: ExpertBank) -> torch.Tensor:
+    """As reference.experts.experts."""
+    out = torch.empty_like(x)
+    rounds = bank.gate.rounds
+    source = rounded(x) if rounds else x
+    _experts(
+        source.numpy(), chosen.numpy(), weights.numpy(), bank.gate.array, bank.up.array, bank.down.array, bank.experts,
+        bank.inner, bank.limit, rounds, out.numpy(),
+    )  # fmt: skip
+    return out
+
+
+@serial
+def _group(chosen: Array, experts: int, starts: Array, place: Array) -> None:
+    """place[row, k] = where the pair stands once pairs are sorted by expert; every row is also a pair of the last."""
+    starts[:] = 0
+    for row in range(chosen.shape[0]):
+        for k in range(chosen.shape[1]):
+            starts[chosen[row, k] + 1] += 1
+    starts[experts + 1] = chosen.shape[0]
+    for e in range(experts + 1):
+        starts[e + 1] += starts[e]
+    filled = starts.copy()
+    for row in range(chosen.shape[0]):
+        for k in range(chosen.shape[1]):
+            place[row, k] = filled[chosen[row, k]]
+            filled[chosen[row, k]] += 1
+        place[row, chosen.shape[1]] = starts[experts] + row
+
+
+@serial
+def _activate(gate: Array, up: Array, limit: float, rounds: bool, out: Array, first: int, column: int) -> None:
+    """out[first + r, column + l] = silu(min(gate, limit)) * clamp(up, -limit, limit)."""
+    bound = np.float32(limit)
+    for r in range(gate.shape[0]):
+        for lane in range(min(LANES, out.shape[1] - column)):
+            g = min(gate[r, lane], bound)
+            value = g * sigmoid(g) * min(max(up[r, lane], -bound), bound)
+            out[first + r, column + lane] = round_bf16(value) if rounds else value
+
+
+@parallel
+def _experts(
+    x: Array, chosen: Array, weights: Array, gate: Array, up: Array, down: Array, experts: int, inner: int,
+    limit: float, rounds: bool, out: Array,
+) -> None:  # fmt: skip
+    rows, hidden = x.shape
+    topk = chosen.shape[1]
+    starts, place = np.empty(experts + 2, np.int64), np.empty((rows, topk + 1), np.int64)
+    _group(chosen, experts, starts, place)
+    active = np.flatnonzero(starts[1:] > starts[:-1])
+    sorted_x = np.empty((rows * (topk + 1), hidden), np.float32)
+    for row in prange(rows):
+        for k in range(topk + 1):
+            sorted_x[place[row, k]] = x[row]
+    middle = np.empty((len(sorted_x), inner), np.float32)
+    inner_panels, hidden_panels = gate.shape[0] // (experts + 1), down.shape[0] // (experts + 1)
+    for task in prange(inner_panels * len(active)):
+        e, p = active[task % len(active)], task // len(active)
+        first, count = starts[e], starts[e + 1] - starts[e]
+        at = (e * inner_panels + p) * hidden * LANES
+        gates, ups = np.empty((count, LANES), np.float32), np.empty((count, LANES), np.float32)
+        panel_product(sorted_x, first * hidden, hidden, 1, count, gate, at, LANES, hidden, gates, 0, LANES)
+        panel_product(sorted_x, first * hidden, hidden, 1, count, up, at, LANES, hidden, ups, 0, LANES)
+        _activate(gates, ups, limit, rounds, middle, first, p * LANES)
+    lanes = hidden_panels * LANES
+    results = np.empty((len(sorted_x), lanes), np.float32)
+    for task in prange(hidden_panels * len(active)):
+        e, p = active[task % len(active)], task // len(active)
+        first, count = starts[e], starts[e + 1] - starts[e]
+        at = (e * hidden_panels + p) * inner * LANES
+        panel_product(
+            middle, first * inner, inner, 1, count, down, at, LANES, inner, results, first * lanes + p * LANES, lanes
+        )
+    for row in prange(rows):
+        for c in range(hidden):
+            out[row, c] = results[place[row, topk], c]
+        for k in range(topk):
+            for c in range(hidden):
+                out[row, c] += weights[row, k] * results[place[row, k], c]

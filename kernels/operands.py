@@ -1,0 +1,177 @@
+"""Operands of the operators: ragged batches, views into the KV pools, and each operator's weights. Knows no algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+Weights: TypeAlias = Any  # what Ops.pack returned: opaque to everybody but the backend that made it
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Compressor windows that this batch completes, for one rate: `[windows]` sequence and window numbers, int32."""
+
+    sequence: np.ndarray
+    window: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Rows of several sequences back to back. Row `i` of sequence `s` is token `context[s] + i - starts[s]`."""
+
+    tokens: np.ndarray  # int64 [rows]
+    positions: np.ndarray  # int32 [rows]
+    sequences: np.ndarray  # int32 [rows] which sequence a row belongs to
+    starts: np.ndarray  # int32 [sequences + 1]
+    context: np.ndarray  # int32 [sequences] tokens cached before this batch
+    slots: np.ndarray  # int32 [sequences] window slot
+    tables: np.ndarray  # int32 [sequences, blocks] block ids, padded with 0
+    windows: dict[int, Windows]  # by compress rate
+
+    @property
+    def rows(self) -> int:
+        """Rows in the batch."""
+        return len(self.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """One layer of one GLOBAL cache group: entry `e` of block `b` is `storage[b, offset + e * width :][:width]`."""
+
+    storage: torch.Tensor  # [blocks, elements of a block]
+    array: np.ndarray  # the same memory; bf16 appears as uint16
+    offset: int
+    entries: int  # per block
+    width: int
+    rate: int  # tokens per entry
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """One layer of one WINDOW cache group: position `p` is `storage[slot, offset + (p % capacity) * width :][:width]`."""
+
+    storage: torch.Tensor  # [slots, elements of a slot]
+    array: np.ndarray  # the same memory; bf16 appears as uint16
+    offset: int
+    capacity: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """Cosine and sine of every position in use, fp32 `[positions, rope width / 2]`, for interleaved pairs."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HyperSite:
+    """Hyper-connection of one block: how `streams` residuals mix into its input and back, and its input norm."""
+
+    mix: Weights  # [(2 + m) * m, m * hidden]
+    base: torch.Tensor  # [(2 + m) * m] fp32
+    scale: torch.Tensor  # [3] fp32
+    norm: torch.Tensor  # [hidden] fp32
+    streams: int
+    iterations: int  # of Sinkhorn
+    hyper_eps: float
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class HyperHead:
+    """Collapse of the residual streams before the final norm."""
+
+    mix: Weights  # [m, m * hidden]
+    base: torch.Tensor  # [m] fp32
+    scale: torch.Tensor  # [1] fp32
+    norm: torch.Tensor  # [hidden] fp32
+    streams: int
+    hyper_eps: float
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Where the query latent and the window key stand in the fused projection, and their norms."""
+
+    query_norm: torch.Tensor  # [q_lora_rank] fp32; columns 0 .. q_lora_rank
+    key_norm: torch.Tensor  # [head_dim] fp32; the next head_dim columns
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompressorSpec:
+    """A compressor: columns `column .. + 2 * parts * width` of the fused projection hold `[content | gate]`."""
+
+    column: int
+    rate: int
+    width: int
+    overlap: bool  # two parts per row: one for the window itself, one for the window after it
+    bias: torch.Tensor  # [rate, parts * width] fp32, added to the gate by position in the window
+    norm: torch.Tensor  # [width] fp32
+    norm_eps: float
+
+    @property
+    def row_width(self) -> int:
+        """Elements of one `[content | gate]` row."""
+        return self.width * (4 if self.overlap else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerSpec:
+    """The lightning indexer: query columns of the query projection, head weight columns of the fused projection."""
+
+    query_column: int
+    weight_column: int
+    heads: int
+    width: int
+    topk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Compressed entries each row attends: the first `counts[row]` of `entries[row]`, ascending. int32."""
+
+    entries: torch.Tensor  # [rows, topk]
+    counts: torch.Tensor  # [rows]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Shared-key attention over a window, compressed entries and a per-head sink."""
+
+    heads: int
+    width: int
+    window: int
+    sink: torch.Tensor  # [heads] fp32
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """Expert choice: learned (bias) or by token id (table)."""
+
+    gate: Weights  # [experts, hidden]
+    bias: torch.Tensor | None  # [experts] fp32, used for the choice only
+    table: torch.Tensor | None  # [vocabulary, topk] int64
+    experts: int
+    topk: int
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBank:
+    """Routed experts and, last, the shared one: y = down(silu(min(gate x, limit)) * clamp(up x, -limit, limit))."""
+
+    gate: Weights  # [experts + 1, inner, hidden]
+    up: Weights  # [experts + 1, inner, hidden]
+    down: Weights  # [experts + 1, hidden, inner]
+    experts: int
+    inner: int
+    limit: float

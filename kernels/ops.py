@@ -1,0 +1,52 @@
+"""The operator record: every function the engine may call on tensors, whatever implements it. Knows no implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from kernels.operands import (
+    AttentionSpec,
+    CompressorSpec,
+    ExpertBank,
+    HyperHead,
+    HyperSite,
+    IndexerSpec,
+    LatentSpec,
+    Pages,
+    Ragged,
+    Ring,
+    RopeTable,
+    RouterSpec,
+    Selection,
+    Weights,
+)
+
+Tensor: TypeAlias = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """One implementation of every operator. Activations are fp32 and contiguous; shapes stand in the reference modules.
+
+    `batch_invariant` is true when no row's bits depend on the batch, the chunk or the place in which it is computed.
+    """
+
+    name: str
+    batch_invariant: bool
+    begin: Callable[[], None]  # called by the thread that is about to use the operators
+    pack: Callable[[Tensor, bool], Weights]  # [groups, out, in], rounds to bf16 -> storage this backend multiplies from
+    linear: Callable[[Tensor, Weights], Tensor]
+    hyper_pre: Callable[[Tensor, HyperSite], tuple[Tensor, Tensor, Tensor]]
+    hyper_post: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    hyper_head: Callable[[Tensor, HyperHead], Tensor]
+    latent: Callable[[Tensor, LatentSpec, Ragged, RopeTable, torch.dtype], tuple[Tensor, Tensor]]
+    compress: Callable[[Tensor, CompressorSpec, Ragged, Ring, Pages, RopeTable], None]
+    index_topk: Callable[[Tensor, Tensor, IndexerSpec, Ragged, Pages, RopeTable], Selection]
+    attend: Callable[[Tensor, Tensor, AttentionSpec, Ragged, Ring, Pages | None, Selection | None, RopeTable], Tensor]
+    store_rows: Callable[[Tensor, int, Ragged, Ring], None]
+    route: Callable[[Tensor, Tensor, RouterSpec], tuple[Tensor, Tensor]]
+    experts: Callable[[Tensor, Tensor, Tensor, ExpertBank], Tensor]

@@ -1,0 +1,37 @@
+"""Reference backend: every operator in plain torch, written to be read. The others are tested against it."""
+
+from __future__ import annotations
+
+from kernels.ops import Ops
+from kernels.reference.attend import attend
+from kernels.reference.compress import compress
+from kernels.reference.experts import experts
+from kernels.reference.hyper import hyper_head, hyper_post, hyper_pre
+from kernels.reference.index import index_topk
+from kernels.reference.latent import latent
+from kernels.reference.linear import linear, pack
+from kernels.reference.route import route
+from kernels.reference.storage import store_rows
+
+
+def _begin() -> None:
+    """torch needs no preparation per thread."""
+
+
+OPS = Ops(
+    name="reference",
+    batch_invariant=False,
+    begin=_begin,
+    pack=pack,
+    linear=linear,
+    hyper_pre=hyper_pre,
+    hyper_post=hyper_post,
+    hyper_head=hyper_head,
+    latent=latent,
+    compress=compress,
+    index_topk=index_topk,
+    attend=attend,
+    store_rows=store_rows,
+    route=route,
+    experts=experts,
+)

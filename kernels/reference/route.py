@@ -1,0 +1,24 @@
+"""Expert choice in torch: square root of softplus, biased for the choice only, or a table by token id."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.operands import RouterSpec
+from kernels.reference.linear import linear
+
+
+def route(x: torch.Tensor, tokens: torch.Tensor, spec: RouterSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [rows, hidden], tokens int64 [rows] -> experts int32 [rows, topk], weights fp32 [rows, topk].
+
+    The weights are the unbiased scores over their sum, times the scaling. The lower expert wins a tie.
+    """
+    scores = torch.nn.functional.softplus(linear(x, spec.gate)).sqrt()
+    if spec.table is not None:
+        chosen = spec.table[tokens]
+    else:
+        biased = scores if spec.bias is None else scores + spec.bias
+        chosen = torch.sort(biased, dim=-1, descending=True, stable=True).indices[:, : spec.topk]
+    weights = scores.gather(1, chosen)
+    weights = weights / (weights.sum(-1, keepdim=True) + 1e-20) * spec.scaling
+    return chosen.to(torch.int32), weights
