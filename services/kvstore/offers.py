@@ -67,7 +67,7 @@ class Offer:
     def require_places(self, record: RecordOffer, extents: Sequence[Extent], offset: int) -> None:
         """Raises DataLoss unless `extents` are the record's groups, in order, from `offset` of the landing."""
         groups = self.layout.globals if record.id.kind is RecordKind.BLOCK else self.layout.windows
-        expected = list(record_places(groups, offset))
+        expected = [(place.group, place.offset, place.size) for place in record_places(groups, 0, offset)]
         if [(extent.group, extent.offset, extent.size) for extent in extents] != expected:
             raise DataLoss("the extents are not this record's", field="commit.records")
 

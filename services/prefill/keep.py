@@ -37,6 +37,7 @@ class _Item:
     offer: pb.RecordOffer
     row: int
     anchor: bool
+    tokens: int  # what its entries are counted from: of the block, or of the whole prefix
 
 
 class Keeper:
@@ -49,7 +50,7 @@ class Keeper:
 
     def keep(self, request_id: str, sealed: SealedKV) -> None:
         """Takes over the request's blocks: stores what is new, then releases them. Releases at once if it cannot."""
-        has_new = len(sealed.blocks) > sealed.cached_blocks or sealed.anchor is not None
+        has_new = len(sealed.blocks) > sealed.cached_blocks
         if not has_new or self._queue.full() or self._stores.home(sealed.blocks[0].key) is None:
             self._engine.release(request_id)
             return
@@ -119,13 +120,10 @@ class Keeper:
         return [self._sealed(item, offset) for item, offset in zip(wanted, offsets, strict=True)]
 
     def _sealed(self, item: _Item, offset: int) -> list[Extent]:
-        pool, layout = self._engine.engine.pool, self._engine.engine.model.layout
+        pool, layout = self._source.pool, self._source.pool.layout
         view = pool.slot_extent if item.anchor else pool.block_extent
-        groups = layout.windows if item.anchor else layout.globals
-        return [
-            Extent(name, 0, 0, start, size, xxhash.xxh3_64_intdigest(view(name, item.row)))
-            for name, start, size in record_places(groups, offset)
-        ]
+        places = record_places(layout.windows if item.anchor else layout.globals, item.tokens, offset)
+        return [place.sealed(xxhash.xxh3_64_intdigest(view(place.group, item.row))) for place in places]
 
 
 def _items(sealed: SealedKV, source: PoolSource) -> list[_Item]:
@@ -135,9 +133,9 @@ def _items(sealed: SealedKV, source: PoolSource) -> list[_Item]:
         name = pb.BlockName(key=block.key, token_ids=block.tokens)
         size = layout.block_bytes
         offer = pb.RecordOffer(kind=pb.RECORD_KIND_BLOCK, name=name, parent_key=block.parent, size=size)
-        items.append(_Item(offer, block.block, anchor=False))
+        items.append(_Item(offer, block.block, anchor=False, tokens=layout.block_tokens))
         if sealed.anchor is not None and sealed.anchor.key == block.key:
             size = layout.window_bytes
             offer = pb.RecordOffer(kind=pb.RECORD_KIND_ANCHOR, name=name, parent_key=block.parent, size=size)
-            items.append(_Item(offer, sealed.anchor.slot, anchor=True))
+            items.append(_Item(offer, sealed.anchor.slot, anchor=True, tokens=sealed.anchor.tokens))
     return items

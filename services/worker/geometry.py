@@ -97,7 +97,7 @@ def _places(groups: Sequence[CacheGroup], block: int, tokens: int, start: int) -
         start += group.extent_bytes
 
 
-def record_places(groups: Sequence[CacheGroup], start: int) -> Iterator[tuple[str, int, int]]:
-    """(group, offset, size) of one stored record's extents from `start`: a block's global or an anchor's window groups."""
-    for place in _places(groups, 0, 0, start):
-        yield place.group, place.offset, place.size
+def record_places(groups: Sequence[CacheGroup], tokens: int, start: int) -> Iterator[Place]:
+    """Extents of one stored record from `start`: a full block's global groups (`tokens` of one block), or the window
+    groups of an anchor after `tokens` tokens."""
+    return _places(groups, 0, tokens, start)

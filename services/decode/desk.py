@@ -1,0 +1,208 @@
+"""Desk: reservations from Reserve to their one end. Joins tickets, engine memory and landings; lets nothing unverified in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from engine.requests import HeldKV, Reservation
+from engine.runner import EngineRunner
+from fabric.errors import InvalidArgument, ServiceError, Unavailable
+from fabric.kvlink import LandingPool, Writer
+from fabric.records import Landing
+from fabric.telemetry import logs
+from services.decode.telemetry import DecodeMetrics
+from services.decode.tickets import Ticket, TicketBook, TicketState, WriterState
+from services.worker.extents import extent_view
+from services.worker.failures import engine_errors
+from services.worker.geometry import Handoff
+from services.worker.notices import HandoffNotice
+from services.worker.receipts import Receipt, require_complete
+from services.worker.together import settled
+
+_log = logs.get("desk")
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveAsk:
+    """`tokens` are the prompt and what was generated after it in an earlier life."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    max_total_tokens: int
+    salt: bytes
+    use_cache: bool
+    layout_fingerprint: str
+    model_revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one ticket holds: engine memory by its request id and, until it is verified, a landing."""
+
+    ticket_id: str
+    ask: ReserveAsk
+    reservation: Reservation
+    handoff: Handoff
+    landing: Landing
+
+
+class Desk:
+    """Every holding leaves by `_drop`, exactly once, whoever ends it."""
+
+    def __init__(
+        self,
+        engine: EngineRunner,
+        landings: LandingPool,
+        book: TicketBook,
+        mint: Callable[[], str],
+        metrics: DecodeMetrics,
+    ) -> None:
+        self._engine, self._landings, self._book, self._mint, self._metrics = engine, landings, book, mint, metrics
+        self._holdings: dict[str, Holding] = {}
+        self._landed: dict[str, Landing] = {}
+        self._quarantined: dict[str, Landing] = {}
+        self.draining = False
+        self.signs = 0  # notices and sweeps: they move while tickets wait, though the engine has nothing to do
+
+    @property
+    def open(self) -> int:
+        """Tickets that a drain waits for."""
+        return self._book.open
+
+    @property
+    def quarantined(self) -> int:
+        """Landings whose writers are in doubt."""
+        return len(self._quarantined)
+
+    async def reserve(self, ask: ReserveAsk) -> Holding:
+        """Takes blocks, a window slot and a landing, or nothing.
+
+        Raises:
+            InvalidArgument: the pair cannot work, or the request can never fit.
+            Exhausted: no room now. Unavailable: this worker is draining.
+        """
+        if self.draining:
+            raise Unavailable("this worker is draining", fix="reserve on another worker")
+        self._require_pair(ask)
+        reservation = await self._reserve_memory(ask)
+        try:
+            handoff = Handoff(self._engine.engine.model.layout, len(ask.tokens), reservation.held_tokens)
+            landing = self._landings.grant(ask.request_id, handoff.landing_bytes)
+            try:
+                ticket = self._book.issue(self._mint(), ask.request_id)
+            except ServiceError:
+                self._landings.release(landing, Writer.FINISHED)
+                raise
+        except BaseException:
+            self._engine.release(ask.request_id)
+            raise
+        self._landed[ticket.id] = landing
+        holding = self._holdings[ticket.id] = Holding(ticket.id, ask, reservation, handoff, landing)
+        return holding
+
+    @asynccontextmanager
+    async def serving(self, ticket_id: str, request_id: str, epoch: int) -> AsyncIterator[Holding]:
+        """Claims a ticket for one Generate call; whatever the call's end, nothing is held after it.
+
+        Raises:
+            StaleTicket: another epoch's, ended, expired, unknown, or claimed already.
+        """
+        self._book.claim(ticket_id, request_id, epoch)
+        holding = self._holdings[ticket_id]
+        try:
+            yield holding
+        finally:
+            self.release(ticket_id, WriterState.UNKNOWN)  # the book knows better where the writer said that it is done
+
+    async def verify(self, holding: Holding, receipt: Receipt) -> None:
+        """Copies everything the prompt needs out of the landing, checking each digest on the copy.
+
+        Raises:
+            InvalidArgument: the receipt is another request's or another model's.
+            DataLoss: an extent is missing, or its bytes are not as they were sealed.
+        """
+        model = self._engine.engine.model
+        _require_equal("receipt.ticket_id", receipt.ticket_id, holding.ticket_id)
+        _require_equal("receipt.request_id", receipt.request_id, holding.ask.request_id)
+        _require_equal("receipt.model_revision", receipt.model_revision, model.revision)
+        _require_equal("receipt.layout_fingerprint", receipt.layout_fingerprint, model.layout.fingerprint)
+        with self._metrics.transfer(holding.handoff.landing_bytes):
+            require_complete(receipt, holding.handoff)
+            kv = HeldKV(holding.reservation.blocks, holding.reservation.slot, len(holding.ask.tokens))
+            views = [extent_view(self._engine.engine.pool, item.group, item.block, kv) for item in receipt.extents]
+            await settled(self._landings.commit(holding.landing, receipt.extents, views))
+        self._book.arrived(holding.ticket_id, last=True)  # all of it is here: nothing is left to be written
+        self._landings.release(self._landed.pop(holding.ticket_id), Writer.FINISHED)
+
+    def release(self, ticket_id: str, writer: WriterState) -> bool:
+        """Ends a ticket; False if there was nothing to end. Safe to repeat."""
+        ticket = self._book.close(ticket_id, writer)
+        if ticket is not None:
+            self._drop(ticket)
+        return ticket is not None
+
+    def noticed(self, payload: bytes) -> None:
+        """A writer's notice arrived."""
+        notice = HandoffNotice.load(payload)
+        if notice is None:
+            return
+        self.signs += 1
+        if self._book.arrived(notice.handoff_id, notice.last):
+            self._landings.release(self._quarantined.pop(notice.handoff_id), Writer.FINISHED)
+
+    def sweep(self) -> None:
+        """Ends every ticket whose lease is over."""
+        self.signs += 1
+        for ticket in self._book.sweep():
+            self._metrics.lease_expired()
+            _log.warning("lease expired", ticket_request=ticket.request_id)
+            self._drop(ticket)
+
+    async def sweep_every(self, period_s: float) -> None:
+        """Sweeps until cancelled."""
+        while True:
+            self.sweep()
+            await asyncio.sleep(period_s)
+
+    async def follow(self) -> None:
+        """Takes the link's notices until cancelled."""
+        async for notice in self._landings.link.notices():
+            self.noticed(notice.payload)
+
+    def _drop(self, ticket: Ticket) -> None:
+        holding = self._holdings.pop(ticket.id, None)
+        if holding is None:  # quarantined earlier; its writer is known to be done now
+            self._landings.release(self._quarantined.pop(ticket.id), Writer.FINISHED)
+            return
+        self._engine.release(holding.ask.request_id)
+        landing = self._landed.pop(ticket.id, None)
+        if landing is not None and ticket.state is TicketState.QUARANTINED:
+            self._quarantined[ticket.id] = landing
+            self._landings.release(landing, Writer.UNKNOWN)
+        elif landing is not None:
+            self._landings.release(landing, Writer.FINISHED)
+
+    async def _reserve_memory(self, ask: ReserveAsk) -> Reservation:
+        tokens = ask.tokens if ask.use_cache else None
+        with engine_errors():
+            return await self._engine.reserve(
+                ask.request_id, len(ask.tokens), ask.max_total_tokens, ask.salt, tokens
+            )
+
+    def _require_pair(self, ask: ReserveAsk) -> None:
+        model = self._engine.engine.model
+        if (ask.model_revision, ask.layout_fingerprint) != (model.revision, model.layout.fingerprint):
+            raise InvalidArgument(
+                f"prefill has revision {ask.model_revision!r} and layout {ask.layout_fingerprint!r}, "
+                f"decode has {model.revision!r} and {model.layout.fingerprint!r}",
+                field="layout_fingerprint" if ask.model_revision == model.revision else "model_revision",
+                fix="pair workers that serve the same weights in the same layout",
+            )
+
+
+def _require_equal(field: str, theirs: str, ours: str) -> None:
+    if theirs != ours:
+        raise InvalidArgument(f"{theirs!r} is not {ours!r}", field=field, fix="send the receipt of this request")

@@ -1,0 +1,106 @@
+"""Generation: one Generate call from its receipt to its last token. Verifies first; nothing is decoded before."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from engine.errors import EngineError
+from engine.events import Failed, Finished, TokensOut
+from engine.requests import DecodeRequest
+from engine.runner import EngineRunner
+from engine.sampling.logprobs import TokenLogprob
+from engine.sampling.params import SamplingParams
+from engine.stops import FinishReason
+from fabric.errors import InvalidArgument
+from services.decode.desk import Desk, Holding
+from services.worker.failures import engine_errors, translate
+from services.worker.receipts import Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateAsk:
+    """`tokens` are those reserved; the last `emitted_tokens` of them were generated earlier."""
+
+    ticket_id: str
+    request_id: str
+    tokens: tuple[int, ...]
+    sampling: SamplingParams
+    receipt: Receipt
+    emitted_tokens: int
+
+    def request(self, holding: Holding) -> DecodeRequest:
+        """The engine's form: the receipt's token is the newest one emitted."""
+        cut = len(self.tokens) - self.emitted_tokens
+        return DecodeRequest(
+            self.request_id,
+            self.tokens[:cut],
+            (*self.tokens[cut:], self.receipt.first_token),
+            self.sampling,
+            self.receipt.state,
+            salt=holding.ask.salt,
+            cache=holding.ask.use_cache,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tokens that became ready together; `first_index` counts all generated tokens from 0."""
+
+    first_index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last message: nothing but the reason."""
+
+    first_index: int
+    reason: FinishReason
+    stop: str
+
+
+Emit = Callable[[Batch | End], Awaitable[None]]
+
+
+async def generate(engine: EngineRunner, desk: Desk, holding: Holding, ask: GenerateAsk, emit: Emit) -> None:
+    """Verifies the handoff, then emits every token from the receipt's on, and the end.
+
+    Raises:
+        InvalidArgument, DataLoss: the receipt or the landing is not what the ticket needs; no token was emitted.
+        ServiceError: the engine failed this request.
+    """
+    _check(engine, holding, ask)
+    await desk.verify(holding, ask.receipt)
+    logprobs = (ask.receipt.logprob,) if ask.receipt.logprob is not None else ()
+    await emit(Batch(ask.emitted_tokens, (ask.receipt.first_token,), logprobs))
+    try:
+        await _follow(engine, ask.request(holding), emit)
+    except EngineError as error:
+        raise translate(error) from error
+
+
+async def _follow(engine: EngineRunner, request: DecodeRequest, emit: Emit) -> None:
+    async with engine.running(request) as events:
+        async for event in events:
+            match event:
+                case TokensOut():
+                    await emit(Batch(event.first_index, event.token_ids, event.logprobs or ()))
+                case Failed():
+                    raise translate(event.error)
+                case Finished():
+                    stop = event.stop_match.string if event.stop_match is not None else None
+                    await emit(End(event.usage.output_tokens, event.reason, stop or ""))
+
+
+def _check(engine: EngineRunner, holding: Holding, ask: GenerateAsk) -> None:
+    if ask.tokens != holding.ask.tokens:
+        raise InvalidArgument("not the tokens that were reserved", field="token_ids", fix="send what Reserve was sent")
+    if not 0 <= ask.emitted_tokens < len(ask.tokens):
+        raise InvalidArgument("leaves no prompt", field="emitted_tokens", fix="count the generated tokens of token_ids")
+    vocabulary = engine.engine.model.vocab_size
+    if not 0 <= ask.receipt.first_token < vocabulary:
+        raise InvalidArgument("not a token id", field="receipt.first_token", fix=f"use ids from 0 to {vocabulary - 1}")
+    with engine_errors():
+        ask.sampling.validate(vocabulary)

@@ -1,0 +1,83 @@
+"""Between protobuf and decode's own values. Knows both sides' fields and decides nothing."""
+
+from __future__ import annotations
+
+from engine.stops import FinishReason
+from fabric import wire as fabric_wire
+from fabric.errors import InvalidArgument
+from protos.deepinfer.v1 import common_pb2 as common
+from protos.deepinfer.v1 import decode_pb2 as pb
+from services.decode.desk import Holding, ReserveAsk
+from services.decode.generation import Batch, End, GenerateAsk
+from services.decode.tickets import WriterState
+from services.worker import wire
+
+
+def unpack_reserve(message: pb.ReserveRequest) -> ReserveAsk:
+    """Raises InvalidArgument for an empty prompt or id; the engine checks the rest."""
+    if not message.request_id:
+        raise InvalidArgument("is empty", field="request_id", fix="send the request's id")
+    if not message.token_ids:
+        raise InvalidArgument("is empty", field="token_ids", fix="send at least one token")
+    return ReserveAsk(
+        request_id=message.request_id,
+        tokens=tuple(message.token_ids),
+        max_total_tokens=message.max_total_tokens,
+        salt=message.salt,
+        use_cache=message.use_cache,
+        layout_fingerprint=message.layout_fingerprint,
+        model_revision=message.model_revision,
+    )
+
+
+def pack_ticket(holding: Holding, epoch: int, lease_s: float) -> common.Ticket:
+    return common.Ticket(
+        id=holding.ticket_id,
+        request_id=holding.ask.request_id,
+        epoch=epoch,
+        lease_ms=round(lease_s * 1000),
+        landings=[fabric_wire.pack_landing(holding.landing)],
+        layout=fabric_wire.pack_layout(holding.handoff.layout),
+        model_revision=holding.ask.model_revision,
+        held_tokens=holding.handoff.held_tokens,
+    )
+
+
+def unpack_generate(message: pb.DecodeServiceGenerateRequest) -> GenerateAsk:
+    return GenerateAsk(
+        ticket_id=message.ticket_id,
+        request_id=message.request_id,
+        tokens=tuple(message.token_ids),
+        sampling=wire.unpack_sampling(message.sampling),
+        receipt=wire.unpack_receipt(message.receipt),
+        emitted_tokens=message.emitted_tokens,
+    )
+
+
+_REASONS = {
+    FinishReason.STOP: common.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: common.FINISH_REASON_CANCELLED,
+}
+
+
+def pack_output(output: Batch | End) -> pb.DecodeServiceGenerateResponse:
+    if isinstance(output, End):
+        finish = pb.DecodeFinish(
+            reason=_REASONS[output.reason], stop=output.stop, completion_tokens=output.first_index
+        )
+        return pb.DecodeServiceGenerateResponse(first_index=output.first_index, finish=finish)
+    return pb.DecodeServiceGenerateResponse(
+        first_index=output.first_index, token_ids=output.token_ids, logprobs=wire.pack_logprobs(output.logprobs)
+    )
+
+
+_WRITERS = {
+    pb.WRITER_STATE_FINISHED: WriterState.FINISHED,
+    pb.WRITER_STATE_NEVER_STARTED: WriterState.NEVER_STARTED,
+}
+
+
+def unpack_writer(state: int) -> WriterState:
+    """What is not known to be finished may still write."""
+    return _WRITERS.get(state, WriterState.UNKNOWN)

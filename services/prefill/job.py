@@ -1,0 +1,167 @@
+"""Job: one request's life in a prefill worker, from its arrival to its receipt. Owns the order of things; computes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from engine.errors import EngineError
+from engine.events import ChunkDone, Failed, Finished, FirstToken, Preempted
+from engine.requests import SealedKV
+from engine.runner import EngineRunner
+from engine.sampling.logprobs import TokenLogprob
+from fabric.errors import Cancelled, DeadlineExceeded, Internal
+from fabric.kvlink import Link
+from fabric.records import Extent
+from services.prefill.ask import PrefillAsk, TicketGrant
+from services.prefill.keep import Keeper
+from services.prefill.load import Loader
+from services.prefill.marks import Marks
+from services.prefill.push import Pusher, PushLimits, PoolSource
+from services.prefill.telemetry import PrefillMetrics
+from services.worker.failures import engine_errors, translate
+from services.worker.receipts import Receipt
+from services.worker.together import settled, together
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    computed_tokens: int
+    pushed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    receipt: Receipt
+    prompt_tokens: int
+    cached_tokens: int
+    prompt_logprobs: tuple[TokenLogprob, ...]
+
+
+Progress = Queued | Started | Computed | Done
+Report = Callable[[Progress], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What every job of a worker uses."""
+
+    engine: EngineRunner
+    link: Link
+    source: PoolSource
+    loader: Loader
+    keeper: Keeper
+    push_limits: PushLimits
+    ticket_wait_s: float
+    metrics: PrefillMetrics
+
+
+class PrefillJob:
+    """Runs once. However it ends, the engine holds nothing of it afterwards but what the keeper took over."""
+
+    def __init__(self, tools: Tools, ask: PrefillAsk, ticket: Awaitable[TicketGrant], report: Report) -> None:
+        self._tools, self._ask, self._ticket, self._report = tools, ask, ticket, report
+        self._marks = Marks()
+        self._pusher: Pusher | None = None
+
+    async def run(self, position: int) -> None:
+        """Queue, load, compute and push at once, receipt. Raises ServiceError."""
+        engine, ask = self._tools.engine, self._ask
+        await self._report(Queued(position))
+        await self._tools.loader.load(ask)
+        with engine_errors():
+            await engine.submit(ask.request())
+        sealed: SealedKV | None = None
+        try:
+            (ticket, extents), first = await together(self._push(), self._compute())
+            await self._report(self._done(ticket, extents, first))
+            sealed = await engine.call(engine.engine.sealed, ask.request_id) if ask.use_cache else None
+        except EngineError as error:
+            raise translate(error) from error
+        finally:
+            await settled(self._end(sealed))
+
+    async def _compute(self) -> FirstToken:
+        """Follows the engine to the first token."""
+        started = False
+        async for event in self._tools.engine.events(self._ask.request_id):
+            match event:
+                case ChunkDone():
+                    self._marks.computed(event.computed_tokens)
+                    if not started:
+                        await self._report(Started(self._cached_tokens()))
+                    started = True
+                    pushed = self._pusher.pushed_tokens if self._pusher else 0
+                    await self._report(Computed(event.computed_tokens, pushed))
+                case Preempted():
+                    self._marks.lost()
+                case FirstToken():
+                    self._marks.completed()
+                    return event
+                case Failed():
+                    raise translate(event.error)
+                case Finished():
+                    raise Cancelled("the request was cancelled")
+        raise Internal("the engine ended a prefill without its first token")
+
+    async def _push(self) -> tuple[TicketGrant, tuple[Extent, ...]]:
+        """Waits for the ticket, then pushes what is final until everything is."""
+        tools = self._tools
+        ticket = await self._awaited_ticket()
+        handoff = ticket.handoff(self._ask, tools.engine.engine.model)
+        request_id = self._ask.request_id
+        held = lambda: tools.engine.engine.held(request_id)  # noqa: E731
+        self._pusher = Pusher(tools.link, tools.source, ticket, handoff, held, tools.push_limits, tools.metrics)
+        return ticket, await self._pusher.run(self._marks)
+
+    async def _awaited_ticket(self) -> TicketGrant:
+        try:
+            async with asyncio.timeout(self._tools.ticket_wait_s):
+                return await self._ticket
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"no ticket came within {self._tools.ticket_wait_s} s", fix="attach the ticket that Reserve returned"
+            ) from error
+
+    def _done(self, ticket: TicketGrant, extents: tuple[Extent, ...], first: FirstToken) -> Done:
+        model, ask = self._tools.engine.engine.model, self._ask
+        receipt = Receipt(
+            ticket_id=ticket.id,
+            request_id=ask.request_id,
+            epoch=ticket.epoch,
+            model_revision=model.revision,
+            layout_fingerprint=model.layout.fingerprint,
+            tokens=len(ask.tokens),
+            extents=extents,
+            first_token=first.token,
+            state=first.state,
+            logprob=first.logprob,
+        )
+        logprobs = tuple(logprob for logprob in first.prompt_logprobs or () if logprob is not None)
+        return Done(receipt, ask.prompt_tokens, min(first.cached_tokens, ask.prompt_tokens), logprobs)
+
+    def _cached_tokens(self) -> int:
+        """Read beside the engine's thread: the count is set once, at admission, and a call would wait for a whole step."""
+        engine = self._tools.engine.engine
+        return engine.sealed(self._ask.request_id).cached_blocks * engine.model.layout.block_tokens
+
+    async def _end(self, sealed: SealedKV | None) -> None:
+        """The one exit. The pusher's last write has ended by now, so the blocks can go."""
+        if self._pusher is not None:
+            await self._pusher.close()
+        if sealed is not None and sealed.blocks:
+            self._tools.keeper.keep(self._ask.request_id, sealed)
+        else:
+            self._tools.engine.cancel(self._ask.request_id)
+            self._tools.engine.release(self._ask.request_id)

@@ -1,0 +1,27 @@
+"""Metrics of a prefill worker beyond the engine's. Knows names and meanings."""
+
+from __future__ import annotations
+
+from fabric.telemetry.metrics import Metrics
+from services.worker.telemetry import TransferMetrics
+
+
+class PrefillMetrics(TransferMetrics):
+    """KV pushed to decode and read from the kvstore."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        super().__init__(metrics)
+        self._hits = metrics.counter("prefill_store_hit_blocks", "Blocks read from the kvstore and verified")
+        self._misses = metrics.counter("prefill_store_misses", "Prompts that found nothing to read", "reason")
+        self._kept = metrics.counter("prefill_store_records", "Records that the kvstore took", "result")
+
+    def store_hit(self, blocks: int) -> None:
+        self._hits.inc(blocks)
+
+    def store_miss(self, reason: str) -> None:
+        """`reason`: absent, timeout, engine, or the code of the error that was met."""
+        self._misses.labels(reason).inc()
+
+    def kept(self, stored: int, rejected: int) -> None:
+        self._kept.labels("stored").inc(stored)
+        self._kept.labels("rejected").inc(rejected)

@@ -1,0 +1,73 @@
+"""Between protobuf and prefill's own values. Knows both sides' fields and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from fabric import wire as fabric_wire
+from fabric.errors import InvalidArgument
+from protos.deepinfer.v1 import common_pb2 as common
+from protos.deepinfer.v1 import prefill_pb2 as pb
+from services.prefill.ask import PrefillAsk, TicketGrant
+from services.prefill.job import Computed, Done, Progress, Queued, Started
+from services.worker import wire
+
+
+async def next_message(requests: AsyncIterator[pb.PrefillRequest], expected: str) -> pb.PrefillRequest:
+    """The next message of the stream. Raises InvalidArgument where it is not the expected one, or none comes."""
+    message = await anext(aiter(requests), None)
+    found = "the end of the stream" if message is None else message.WhichOneof("message")
+    if message is None or found != expected:
+        raise InvalidArgument(f"{found} came instead of {expected}", field=expected, fix="send start, then attach")
+    return message
+
+
+def unpack_start(message: pb.PrefillStart) -> PrefillAsk:
+    return PrefillAsk(
+        request_id=message.request_id,
+        tokens=tuple(message.token_ids),
+        sampling=wire.unpack_sampling(message.sampling),
+        salt=message.salt,
+        use_cache=message.use_cache,
+        emitted_tokens=message.emitted_tokens,
+    )
+
+
+def unpack_ticket(message: common.Ticket) -> TicketGrant:
+    """Raises InvalidArgument where the ticket is for another number of decode ranks than one."""
+    if len(message.landings) != 1:
+        raise InvalidArgument(
+            f"{len(message.landings)} landings; this worker has one rank", field="ticket.landings", fix="pair equal ranks"
+        )
+    return TicketGrant(
+        id=message.id,
+        request_id=message.request_id,
+        epoch=message.epoch,
+        landing=fabric_wire.unpack_landing(message.landings[0]),
+        layout_fingerprint=message.layout.fingerprint,
+        model_revision=message.model_revision,
+        held_tokens=message.held_tokens,
+    )
+
+
+def pack_progress(progress: Progress) -> pb.PrefillResponse:
+    match progress:
+        case Queued():
+            return pb.PrefillResponse(queued=pb.PrefillQueued(position=progress.position))
+        case Started():
+            return pb.PrefillResponse(started=pb.PrefillStarted(cached_tokens=progress.cached_tokens))
+        case Computed():
+            chunk = pb.PrefillChunk(computed_tokens=progress.computed_tokens, pushed_tokens=progress.pushed_tokens)
+            return pb.PrefillResponse(chunk=chunk)
+        case Done():
+            return pb.PrefillResponse(done=_pack_done(progress))
+
+
+def _pack_done(done: Done) -> pb.PrefillDone:
+    return pb.PrefillDone(
+        receipt=wire.pack_receipt(done.receipt),
+        usage=common.Usage(
+            prompt_tokens=done.prompt_tokens, cached_tokens=done.cached_tokens, completion_tokens=done.receipt.state.emitted
+        ),
+        prompt_logprobs=wire.pack_logprobs(done.prompt_logprobs),
+    )
