@@ -15,7 +15,7 @@ from fabric import binaries
 from fabric.errors import StartError
 
 # In a process of its own: it loads a native library, and a broken one must not take the doctor along.
-_LINK_PROBE = "from cli.linkprobe import main; main()"
+_LINK_PROBE = (sys.executable, "-m", "cli.linkprobe", "ucx://")
 
 
 def http_port(port: int) -> Finding:
@@ -50,14 +50,14 @@ def transport() -> Finding:
     if find_spec("nixl_cu12") is None:
         return Finding(Health.FAIL, "nixl-cu12 is not installed", "pip install --no-deps nixl-cu12==1.5.1")
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _LINK_PROBE], capture_output=True, text=True, timeout=60, check=False
-        )
+        done = subprocess.run(_LINK_PROBE, capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:
-        return Finding(Health.FAIL, "a transfer to this machine itself did not end", "run services with tcp://")
+        return Finding(
+            Health.FAIL, "a transfer to this machine itself did not end", "run with --transport tcp://127.0.0.1:0"
+        )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return Finding(Health.FAIL, last[:160], "run services with --transport tcp://127.0.0.1:0, or mend UCX_TLS")
+        return Finding(Health.FAIL, last[:160], "run with --transport tcp://127.0.0.1:0, or mend UCX_TLS")
     return Finding(Health.OK, json.loads(done.stdout.strip().splitlines()[-1])["lane"])
 
 

@@ -22,6 +22,7 @@ class Wanted:
     decode: int
     http_port: int
     grpc_port: int
+    transport: str = "ucx://"
     preset: str = ""
 
 
@@ -35,14 +36,15 @@ def plan(wanted: Wanted, folder: Path, available_cores: int) -> list[Task]:
     index = {"DEEPINFER_KVSTORE_INDEX": f"redis://:{password}@{ports.LOOPBACK}:{redis_port}/0"}
     gateway = ("--listen", f"{ports.LOOPBACK}:{wanted.grpc_port}", "--http", f"{ports.LOOPBACK}:{wanted.http_port}")
     model = ("--model", str(wanted.model))
+    worker = (*model, "--transport", wanted.transport)
     division = cores.divide(available_cores, wanted.prefill, wanted.decode)
     return [
         backends.etcd(folder, etcd_port),
         backends.redis(folder, redis_port, password),
-        house.service("kvstore", private=index),
+        house.service("kvstore", ("--transport", wanted.transport), private=index),
         house.service("recipe", model),
-        *(house.worker("prefill", i, model, threads) for i, threads in enumerate(division.prefill)),
-        *(house.worker("decode", i, model, threads) for i, threads in enumerate(division.decode)),
+        *(house.worker("prefill", i, worker, threads) for i, threads in enumerate(division.prefill)),
+        *(house.worker("decode", i, worker, threads) for i, threads in enumerate(division.decode)),
         house.gateway(gateway),
     ]
 

@@ -35,6 +35,7 @@ class UpOptions:
     decode: int
     http_port: int
     grpc_port: int
+    transport: str
     preset: str
     smoke: bool
     ready_file: Path | None
@@ -89,6 +90,7 @@ class _Stack:
             decode=options.decode,
             http_port=options.http_port or ports.free(),
             grpc_port=options.grpc_port or ports.free(),
+            transport=options.transport,
             preset=options.preset,
         )
         tasks = plan(wanted, self._folder, cores.available())

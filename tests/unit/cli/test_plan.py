@@ -57,3 +57,9 @@ def test_a_salt_given_by_the_operator_wins(tmp_path, monkeypatch):
     assert len(drawn) == 2
     monkeypatch.setenv("DEEPINFER_GATEWAY_SALT_SECRET", "mine")
     assert plan(wanted, tmp_path, 2)[-1].environment["DEEPINFER_GATEWAY_SALT_SECRET"] == "mine"
+
+
+def test_the_transport_reaches_every_process_that_moves_kv(tmp_path):
+    wanted = Wanted(tmp_path, prefill=1, decode=1, http_port=1, grpc_port=2, transport="tcp://127.0.0.1:0")
+    told = {task.name for task in plan(wanted, tmp_path, 2) if "tcp://127.0.0.1:0" in task.command}
+    assert told == {"kvstore", "prefill-0", "decode-0"}
