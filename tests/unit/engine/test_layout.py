@@ -22,7 +22,9 @@ def test_valid_entries_count_only_complete_windows_and_never_exceed_the_extent()
     assert [RING.valid_entries(tokens) for tokens in (0, 5, 136, 5000)] == [0, 5, 136, 136]
 
 
-@pytest.mark.parametrize("change", [{"record_bytes": 32}, {"dtype": "bfloat16"}, {"record_version": "v2"}, {"layers": 4}])
+@pytest.mark.parametrize(
+    "change", [{"record_bytes": 32}, {"dtype": "bfloat16"}, {"record_version": "v2"}, {"layers": 4}]
+)
 def test_any_change_of_a_record_changes_the_fingerprint(change: dict[str, object]) -> None:
     other = Layout(128, 8, (replace(ENTRIES, **change), RING))
     assert other.fingerprint != LAYOUT.fingerprint

@@ -10,7 +10,11 @@ from engine.errors import InvalidParameter
 from engine.sampling.params import SamplingParams
 
 BAD: list[tuple[str, Any]] = [
-    *((field, bad) for field in ("temperature", "top_p", "min_p", "repetition_penalty") for bad in (math.nan, math.inf, -1)),
+    *(
+        (field, bad)
+        for field in ("temperature", "top_p", "min_p", "repetition_penalty")
+        for bad in (math.nan, math.inf, -1)
+    ),
     *((field, bad) for field in ("presence_penalty", "frequency_penalty") for bad in (math.nan, -2.1, 2.1)),
     ("temperature", 101),
     ("temperature", "1"),

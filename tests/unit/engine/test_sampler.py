@@ -49,7 +49,7 @@ PLAIN = expected(np.ones(VOCAB, bool))
         (SamplingParams(temperature=0.5), expected(np.ones(VOCAB, bool), 0.5)),
         (SamplingParams(top_k=4), expected(np.arange(VOCAB) >= VOCAB - 4)),
         (SamplingParams(top_p=0.7), expected(np.arange(VOCAB) >= VOCAB - 1 - np.searchsorted(SORTED_MASS, 0.7))),
-        (SamplingParams(min_p=0.3), expected(PLAIN >= 0.3 * PLAIN.max())),
+        (SamplingParams(min_p=0.3), expected(0.3 * PLAIN.max() <= PLAIN)),
     ],
     ids=["plain", "temperature", "top_k", "top_p", "min_p"],
 )

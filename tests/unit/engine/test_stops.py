@@ -1,6 +1,6 @@
 """Stop conditions and incremental text."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from tokenizers import Tokenizer, decoders
@@ -32,7 +32,7 @@ def byte_tokenizer() -> Tokenizer:
 
 def pieces_at(text: str, cuts: tuple[int, ...]) -> list[str]:
     edges = (0, *cuts, len(text))
-    return [text[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(edges)]
 
 
 def watch_pieces(pieces: list[str], params: SamplingParams) -> tuple[int, StopMatch | None] | None:
