@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from engine.requests import HeldKV, Reservation
 from engine.runner import EngineRunner
-from fabric.errors import InvalidArgument, ServiceError, Unavailable
-from fabric.kvlink import LandingPool, Writer
+from fabric.errors import InvalidArgument, ServiceError
+from fabric.kvlink import LandingPool, Link, Writer
 from fabric.records import Landing
 from fabric.telemetry import logs
 from services.decode.telemetry import DecodeMetrics
@@ -55,16 +55,18 @@ class Desk:
     def __init__(
         self,
         engine: EngineRunner,
+        link: Link,
         landings: LandingPool,
         book: TicketBook,
         mint: Callable[[], str],
         metrics: DecodeMetrics,
+        max_total_tokens: int,
     ) -> None:
-        self._engine, self._landings, self._book, self._mint, self._metrics = engine, landings, book, mint, metrics
+        self._engine, self._link, self._landings, self._book = engine, link, landings, book
+        self._mint, self._metrics, self.max_total_tokens = mint, metrics, max_total_tokens
         self._holdings: dict[str, Holding] = {}
         self._landed: dict[str, Landing] = {}
         self._quarantined: dict[str, Landing] = {}
-        self.draining = False
         self.signs = 0  # notices and sweeps: they move while tickets wait, though the engine has nothing to do
 
     @property
@@ -82,11 +84,15 @@ class Desk:
 
         Raises:
             InvalidArgument: the pair cannot work, or the request can never fit.
-            Exhausted: no room now. Unavailable: this worker is draining.
+            Exhausted: no room now.
         """
-        if self.draining:
-            raise Unavailable("this worker is draining", fix="reserve on another worker")
         self._require_pair(ask)
+        if ask.max_total_tokens > self.max_total_tokens:
+            raise InvalidArgument(
+                f"{ask.max_total_tokens} tokens of prompt and output; this worker takes {self.max_total_tokens}",
+                field="max_total_tokens",
+                fix="shorten the prompt or lower max_tokens",
+            )
         reservation = await self._reserve_memory(ask)
         try:
             handoff = Handoff(self._engine.engine.model.layout, len(ask.tokens), reservation.held_tokens)
@@ -169,7 +175,7 @@ class Desk:
 
     async def follow(self) -> None:
         """Takes the link's notices until cancelled."""
-        async for notice in self._landings.link.notices():
+        async for notice in self._link.notices():
             self.noticed(notice.payload)
 
     def _drop(self, ticket: Ticket) -> None:
@@ -188,9 +194,7 @@ class Desk:
     async def _reserve_memory(self, ask: ReserveAsk) -> Reservation:
         tokens = ask.tokens if ask.use_cache else None
         with engine_errors():
-            return await self._engine.reserve(
-                ask.request_id, len(ask.tokens), ask.max_total_tokens, ask.salt, tokens
-            )
+            return await self._engine.reserve(ask.request_id, len(ask.tokens), ask.max_total_tokens, ask.salt, tokens)
 
     def _require_pair(self, ask: ReserveAsk) -> None:
         model = self._engine.engine.model

@@ -63,9 +63,7 @@ _REASONS = {
 
 def pack_output(output: Batch | End) -> pb.DecodeServiceGenerateResponse:
     if isinstance(output, End):
-        finish = pb.DecodeFinish(
-            reason=_REASONS[output.reason], stop=output.stop, completion_tokens=output.first_index
-        )
+        finish = pb.DecodeFinish(reason=_REASONS[output.reason], stop=output.stop, completion_tokens=output.first_index)
         return pb.DecodeServiceGenerateResponse(first_index=output.first_index, finish=finish)
     return pb.DecodeServiceGenerateResponse(
         first_index=output.first_index, token_ids=output.token_ids, logprobs=wire.pack_logprobs(output.logprobs)

@@ -39,9 +39,13 @@ class Offer:
             raise _wrong("offer.records", f"{len(self.records)} records", f"offer 1 to {MAX_RECORDS}")
         for record in self.records:
             if len(record.name.key) != KEY_BYTES or len(record.parent) != KEY_BYTES:
-                raise _wrong("offer.records.name.key", "a key is not 32 bytes long", "use the prefix keys of the engine")
+                raise _wrong(
+                    "offer.records.name.key", "a key is not 32 bytes long", "use the prefix keys of the engine"
+                )
             if len(record.name.tokens) != self.layout.block_tokens * TOKEN_BYTES:
-                raise _wrong("offer.records.name.token_ids", "not one block of tokens", f"send {self.layout.block_tokens}")
+                raise _wrong(
+                    "offer.records.name.token_ids", "not one block of tokens", f"send {self.layout.block_tokens}"
+                )
             if record.size != self.size_of(record.id.kind):
                 raise _wrong("offer.records.size", f"{record.size} bytes", f"send {self.size_of(record.id.kind)}")
 

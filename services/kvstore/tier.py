@@ -57,6 +57,15 @@ class DramTier:
         record = self._records.get(RecordId(kind, name.key))
         return record if record is not None and record.answers(name, identity) else None
 
+    def by_id(self, record: RecordId) -> Record | None:
+        """The record of this name, whatever tokens it stands for."""
+        return self._records.get(record)
+
+    def kept_bytes(self) -> int:
+        """Bytes of records that a promise of `retain` still protects."""
+        now = self._clock()
+        return sum(record.size for name, record in self._records.items() if self._order.is_kept(name, now))
+
     def lookup(self, names: Sequence[BlockName], identity: Identity) -> Held:
         """Leading blocks held, and up to which anchor."""
         blocks = anchored = 0

@@ -24,6 +24,7 @@ from protos.deepinfer.v1 import kvstore_pb2 as pb
 from protos.deepinfer.v1 import kvstore_pb2_grpc as rpc
 from services.prefill.push import PoolSource
 from services.prefill.stores import Stores
+from services.prefill.telemetry import PrefillMetrics
 from services.worker.geometry import record_places
 from services.worker.together import settled
 
@@ -43,8 +44,18 @@ class _Item:
 class Keeper:
     """A bounded queue in front of one worker: a prompt that finds it full is not stored."""
 
-    def __init__(self, engine: EngineRunner, stores: Stores, link: Link, source: PoolSource, bound: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        engine: EngineRunner,
+        stores: Stores,
+        link: Link,
+        source: PoolSource,
+        bound: int,
+        timeout_s: float,
+        metrics: PrefillMetrics,
+    ) -> None:
         self._engine, self._stores, self._link, self._source = engine, stores, link, source
+        self._metrics = metrics
         self._queue: asyncio.Queue[tuple[str, SealedKV]] = asyncio.Queue(bound)
         self._timeout_s = timeout_s
 
@@ -83,8 +94,12 @@ class Keeper:
             async for reply in replies:
                 if reply.WhichOneof("message") == "grant":
                     commit.set_result(await self._fill(items, reply.grant))
+                else:
+                    self._metrics.kept(reply.committed.stored, reply.committed.rejected)
 
-    async def _messages(self, items: Sequence[_Item], commit: asyncio.Future[pb.PutRequest]) -> AsyncIterator[pb.PutRequest]:
+    async def _messages(
+        self, items: Sequence[_Item], commit: asyncio.Future[pb.PutRequest]
+    ) -> AsyncIterator[pb.PutRequest]:
         model = self._engine.engine.model
         records = [item.offer for item in items]
         layout = wire.pack_layout(model.layout)

@@ -36,7 +36,10 @@ class PoolSource:
 
     def seal(self, places: Iterable[Place], kv: HeldKV) -> list[Extent]:
         """The extents of `places` with digests of the bytes as they are now."""
-        return [place.sealed(xxhash.xxh3_64_intdigest(extent_view(self.pool, place.group, place.block, kv))) for place in places]
+        return [
+            place.sealed(xxhash.xxh3_64_intdigest(extent_view(self.pool, place.group, place.block, kv)))
+            for place in places
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,9 @@ def unpack_ticket(message: common.Ticket) -> TicketGrant:
     """Raises InvalidArgument where the ticket is for another number of decode ranks than one."""
     if len(message.landings) != 1:
         raise InvalidArgument(
-            f"{len(message.landings)} landings; this worker has one rank", field="ticket.landings", fix="pair equal ranks"
+            f"{len(message.landings)} landings; this worker has one rank",
+            field="ticket.landings",
+            fix="pair equal ranks",
         )
     return TicketGrant(
         id=message.id,
@@ -67,7 +69,14 @@ def _pack_done(done: Done) -> pb.PrefillDone:
     return pb.PrefillDone(
         receipt=wire.pack_receipt(done.receipt),
         usage=common.Usage(
-            prompt_tokens=done.prompt_tokens, cached_tokens=done.cached_tokens, completion_tokens=done.receipt.state.emitted
+            prompt_tokens=done.prompt_tokens,
+            cached_tokens=done.cached_tokens,
+            completion_tokens=done.receipt.state.emitted,
         ),
         prompt_logprobs=wire.pack_logprobs(done.prompt_logprobs),
     )
+
+
+async def attached(requests: AsyncIterator[pb.PrefillRequest]) -> TicketGrant:
+    """The ticket of the stream's second message."""
+    return unpack_ticket((await next_message(requests, "attach")).attach.ticket)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+from engine.errors import EngineError
+from engine.runner import EngineRunner
 from engine.stats import EngineStats
 from fabric.errors import Exhausted
+from fabric.telemetry import logs
 
 MAX_WATCHERS = 64
+_log = logs.get("status")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +33,29 @@ class Status:
     load: Load
 
 
-class StatusBoard:
-    """Looks at the load every `period_s` and wakes its watchers on a change. A slow watcher skips to the newest."""
+class EngineBoard:
+    """Looks at the engine every `period_s` and wakes its watchers on a change. A slow watcher skips to the newest."""
 
-    def __init__(self, first: Load, look: Callable[[], Awaitable[Load]], period_s: float) -> None:
-        self._look, self._period_s = look, period_s
-        self.now = Status(1, first)
+    def __init__(self, engine: EngineRunner, outside: Callable[[EngineStats], int], period_s: float) -> None:
+        self._engine, self._outside, self._period_s = engine, outside, period_s
+        stats = engine.engine.stats()
+        self.now = Status(1, Load(stats, outside(stats), draining=False))
         self._changed = asyncio.Condition()
         self._watchers = 0
 
     async def run(self) -> None:
         """Observes until cancelled."""
         while True:
-            await self.observe()
+            try:
+                await self.observe()
+            except EngineError as error:  # the newest known status stays; health tells that the engine stands still
+                _log.warning("the engine did not tell its load", error=type(error).__name__)
             await asyncio.sleep(self._period_s)
 
     async def observe(self) -> None:
         """Takes one look and publishes a change."""
-        load = await self._look()
+        stats = await self._engine.call(self._engine.engine.stats)
+        load = Load(stats, self._outside(stats), draining=False)
         if load != self.now.load:
             async with self._changed:
                 self.now = Status(self.now.sequence + 1, load)

@@ -1,0 +1,110 @@
+"""The decode service: parses calls, hands them to the desk and the engine, packs what comes back."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from fabric.health import Progress
+from fabric.kvlink import LandingPool
+from fabric.lifecycle import background
+from fabric.server import Service
+from protos.deepinfer.v1 import decode_pb2 as pb
+from protos.deepinfer.v1 import decode_pb2_grpc as rpc
+from services.decode import wire
+from services.decode.desk import Desk
+from services.decode.generation import generate
+from services.decode.settings import DecodeSettings
+from services.decode.telemetry import DecodeMetrics
+from services.decode.tickets import TicketBook
+from services.worker.core import Core, open_core
+from services.worker.status import EngineBoard
+from services.worker.telemetry import export_engine
+from services.worker.wire import pack_model, pack_status
+
+_MIB = 1 << 20
+_SWEEPS_PER_LEASE = 20
+
+
+class DecodeServicer(rpc.DecodeServiceServicer):
+    """`deepinfer.v1.DecodeService`."""
+
+    def __init__(self, core: Core, desk: Desk, board: EngineBoard, settings: DecodeSettings) -> None:
+        self._core, self._desk, self._board, self._settings = core, desk, board, settings
+
+    async def Info(self, request: pb.DecodeServiceInfoRequest, context: Any) -> pb.DecodeServiceInfoResponse:
+        engine, settings = self._core.engine.engine, self._settings
+        return pb.DecodeServiceInfoResponse(
+            model=pack_model(engine.model),
+            instance=self._core.identity.instance,
+            epoch=self._core.identity.epoch,
+            max_total_tokens=self._desk.max_total_tokens,
+            max_sequences=settings.max_sequences,
+            lease_ms=round(settings.lease_s * 1000),
+            landing_bytes=settings.landing_mb * _MIB,
+            transport_lane=self._core.link.lane,
+            kernels=self._core.kernels,
+        )
+
+    async def Watch(self, request: pb.DecodeServiceWatchRequest, context: Any) -> None:
+        identity = self._core.identity
+        async for status in self._board.watch():
+            packed = pack_status(status, identity.instance, identity.epoch)
+            await context.write(pb.DecodeServiceWatchResponse(status=packed))
+
+    async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveResponse:
+        holding = await self._desk.reserve(wire.unpack_reserve(request))
+        ticket = wire.pack_ticket(holding, self._core.identity.epoch, self._settings.lease_s)
+        return pb.ReserveResponse(ticket=ticket)
+
+    async def Generate(self, request: pb.DecodeServiceGenerateRequest, context: Any) -> None:
+        ask = wire.unpack_generate(request)
+        async with self._desk.serving(ask.ticket_id, ask.request_id, ask.receipt.epoch) as holding:
+            emit = lambda output: context.write(wire.pack_output(output))  # noqa: E731
+            await generate(self._core.engine, self._desk, holding, ask, emit)
+
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
+        return pb.ReleaseResponse(released=self._desk.release(request.ticket_id, wire.unpack_writer(request.writer)))
+
+
+@asynccontextmanager
+async def build(settings: DecodeSettings) -> AsyncIterator[Service]:
+    """A decode worker with its engine, its link and the memory that prefill workers write into.
+
+    Raises:
+        StartError: the model, the transport or a setting cannot be used.
+    """
+    async with AsyncExitStack() as stack:
+        core = await stack.enter_async_context(open_core("decode", settings))
+        desk = await stack.enter_async_context(_open_desk(core, settings))
+        board = EngineBoard(core.engine, lambda stats: stats.reserved, settings.watch_period_s)
+        await stack.enter_async_context(background(board.run(), "status"))
+        export_engine(core.metrics, "decode", lambda: board.now.load.engine)
+        runner = core.engine
+        # Tickets that wait for their prefill are work too: notices and sweeps are the steps that it takes.
+        moving = Progress(lambda: desk.open + runner.pending, lambda: desk.signs + runner.steps, settings.stall_s)
+        yield Service(
+            servicers=[(rpc.add_DecodeServiceServicer_to_server, DecodeServicer(core, desk, board, settings))],
+            progress=moving,
+            members=core.member(),
+            metrics=core.metrics,
+        )
+
+
+@asynccontextmanager
+async def _open_desk(core: Core, settings: DecodeSettings) -> AsyncIterator[Desk]:
+    landings = LandingPool(core.link, settings.landing_mb * _MIB)
+    book = TicketBook(core.identity.epoch, settings.lease_s, settings.max_tickets, time.monotonic)
+    metrics = DecodeMetrics(core.metrics)
+    context = core.engine.engine.model.max_context_tokens
+    limit = min(settings.max_total_tokens or context, context)
+    desk = Desk(core.engine, core.link, landings, book, lambda: secrets.token_hex(16), metrics, limit)
+    metrics.watch_desk(lambda: desk.open, lambda: desk.quarantined)
+    async with (
+        background(desk.follow(), "notices"),
+        background(desk.sweep_every(settings.lease_s / _SWEEPS_PER_LEASE), "leases"),
+    ):
+        yield desk

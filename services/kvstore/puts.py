@@ -1,0 +1,105 @@
+"""Puts: one writer's visit, from its offer to its commit. Knows what was granted; verifies before anything is visible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fabric.errors import DataLoss, InvalidArgument
+from fabric.kvlink import LandingPool, Writer, plan
+from fabric.records import Extent, Landing
+from services.kvstore.offers import Offer, RecordOffer, needed_by
+from services.kvstore.records import Record
+from services.kvstore.tier import DramTier
+from services.worker.together import settled
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Which records of the offer are wanted, and where each one goes in the landing. No landing where none is."""
+
+    wanted: tuple[int, ...]
+    offsets: tuple[int, ...]
+    landing: Landing | None
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    stored: tuple[Record, ...]
+    rejected: int
+
+
+class PutSession:
+    """`grant`, then the writer writes, then `commit`; `close` at the end, whatever happened."""
+
+    def __init__(self, tier: DramTier, landings: LandingPool, offer: Offer) -> None:
+        self.offer = offer
+        self._tier, self._landings = tier, landings
+        self._granted = Granted((), (), None)
+        self._writer = Writer.FINISHED
+
+    def grant(self) -> Granted:
+        """Chooses what is wanted and takes a landing for it.
+
+        Raises:
+            Exhausted: no landing memory now.
+        """
+        wanted = self.offer.wanted(lambda record: self._tier.by_id(record) is not None, self._landings.largest_bytes)
+        sizes = np.array([self.offer.records[index].size for index in wanted], dtype=np.int64)
+        if wanted:
+            landing = self._landings.grant("put", int(sizes.sum()))
+            self._granted = Granted(wanted, tuple(plan.lay_out(sizes).tolist()), landing)
+            self._writer = Writer.UNKNOWN
+        return self._granted
+
+    async def commit(self, records: Sequence[Sequence[Extent]]) -> Committed:
+        """Verifies the records on their way into the tier; one that is not as sealed is dropped, the others stay.
+
+        Raises:
+            InvalidArgument: another number of records than was granted.
+        """
+        granted = self._granted
+        if len(records) != len(granted.wanted):
+            raise InvalidArgument(
+                f"{len(records)} records, {len(granted.wanted)} were granted",
+                field="commit.records",
+                fix="commit what was granted, in its order",
+            )
+        self._writer = Writer.FINISHED
+        stored: list[Record] = []
+        rejected = 0
+        for index, offset, extents in zip(granted.wanted, granted.offsets, records, strict=True):
+            try:
+                record = await self._take(self.offer.records[index], offset, extents)
+            except DataLoss:
+                rejected += 1
+                continue
+            stored += [record] if record is not None else []
+        return Committed(tuple(stored), rejected)
+
+    def close(self) -> None:
+        """Gives the landing back, in doubt unless the writer committed."""
+        if self._granted.landing is not None:
+            self._landings.release(self._granted.landing, self._writer)
+            self._granted = Granted((), (), None)
+
+    async def _take(self, offer: RecordOffer, offset: int, extents: Sequence[Extent]) -> Record | None:
+        """Copies one record out of the landing into the tier; its digests are checked on the copy."""
+        self.offer.require_places(offer, extents, offset)
+        needs = needed_by(offer)
+        if self._granted.landing is None or (needs is not None and self._tier.by_id(needs) is None):
+            return None
+        place = self._tier.take(offer.size)
+        if place is None:
+            return None
+        inside = tuple(replace(extent, block=0, offset=extent.offset - offset) for extent in extents)
+        views = [self._tier.memory[place + extent.offset : place + extent.end] for extent in inside]
+        try:
+            await settled(self._landings.commit(self._granted.landing, extents, views))
+        except BaseException:
+            self._tier.give(place)
+            raise
+        record = Record(offer.id, self.offer.identity, offer.name.tokens, offer.parent, place, offer.size, inside)
+        return record if self._tier.admit(record) else None

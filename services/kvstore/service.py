@@ -1,0 +1,111 @@
+"""The kvstore service: parses calls, hands them to the store, packs what comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from fabric import wire as fabric_wire
+from fabric.discovery import MemberInfo
+from fabric.health import Progress
+from fabric.kvlink import LandingPool, Link, open_link
+from fabric.lifecycle import Identity, background, new_identity
+from fabric.server import Service
+from fabric.telemetry.metrics import Metrics
+from protos.deepinfer.v1 import common_pb2 as common
+from protos.deepinfer.v1 import kvstore_pb2 as pb
+from protos.deepinfer.v1 import kvstore_pb2_grpc as rpc
+from services.kvstore import wire
+from services.kvstore.hints import Hints
+from services.kvstore.index import open_index
+from services.kvstore.settings import KvStoreSettings
+from services.kvstore.store import Store, StoreLimits
+from services.kvstore.telemetry import StoreMetrics
+from services.kvstore.tier import DramTier
+
+_MIB = 1 << 20
+
+
+class KvStoreServicer(rpc.KvStoreServiceServicer):
+    """`deepinfer.v1.KvStoreService`."""
+
+    def __init__(self, identity: Identity, store: Store, link: Link, settings: KvStoreSettings) -> None:
+        self._identity, self._store, self._link, self._settings = identity, store, link, settings
+
+    async def Info(self, request: pb.KvStoreServiceInfoRequest, context: Any) -> pb.KvStoreServiceInfoResponse:
+        return pb.KvStoreServiceInfoResponse(
+            instance=self._identity.instance,
+            epoch=self._identity.epoch,
+            capacity_bytes=self._store.tier.capacity,
+            used_bytes=self._store.tier.used,
+            records=len(self._store.tier),
+            max_record_bytes=min(self._store.tier.capacity, self._settings.landing_mb * _MIB),
+            landing_bytes=self._settings.landing_mb * _MIB,
+            transport_lane=self._link.lane,
+            digest_kind=common.DIGEST_KIND_XXH3_64,
+        )
+
+    async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
+        found = await self._store.lookup(wire.unpack_names(request.blocks), wire.unpack_identity(request))
+        return pb.LookupResponse(
+            blocks_held=found.held.blocks,
+            anchor_blocks=found.held.anchored,
+            other_instance=found.other_instance,
+            other_blocks=found.other_blocks,
+        )
+
+    async def Get(self, request: pb.GetRequest, context: Any) -> pb.GetResponse:
+        names, identity = wire.unpack_names(request.blocks), wire.unpack_identity(request)
+        landing = fabric_wire.unpack_landing(request.landing)
+        return wire.pack_served(await self._store.get(names, request.first_block, request.anchor, identity, landing))
+
+    async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Any) -> None:
+        offer = wire.unpack_offer((await wire.next_message(requests, "offer")).offer)
+        async with self._store.putting(offer) as session:
+            await context.write(wire.pack_grant(session.grant()))
+            commit = (await wire.next_message(requests, "commit")).commit
+            committed = await self._store.commit(session, wire.unpack_commit(commit))
+            done = pb.PutCommitted(stored=len(committed.stored), rejected=committed.rejected)
+            await context.write(pb.PutResponse(committed=done))
+
+    async def Retain(self, request: pb.RetainRequest, context: Any) -> pb.RetainResponse:
+        keys, keep_s, budget = wire.unpack_keep(request, self._store.tier.capacity)
+        retained, size = self._store.retain(keys, keep_s, budget)
+        return pb.RetainResponse(retained=retained, bytes=size)
+
+
+@asynccontextmanager
+async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
+    """One kvstore instance with its slab, its link and its index.
+
+    Raises:
+        StartError: the transport or the index is none that exists.
+    """
+    identity, metrics = new_identity("kvstore", settings.instance), Metrics("kvstore")
+    async with AsyncExitStack() as stack:
+        index = open_index(settings.index.get_secret_value(), settings.index_ttl_s, time.monotonic)
+        stack.push_async_callback(index.close)
+        link = open_link(settings.transport, identity.instance, identity.epoch)
+        stack.push_async_callback(link.close)
+        hints = Hints(index, identity.instance, time.monotonic)
+        await stack.enter_async_context(background(hints.run(), "hints"))
+        store = _open_store(settings, link, hints, metrics)
+        yield Service(
+            servicers=[(rpc.add_KvStoreServiceServicer_to_server, KvStoreServicer(identity, store, link, settings))],
+            progress=Progress(),
+            members=MemberInfo(
+                "kvstore", identity.instance, "", identity.epoch, capacity={"bytes": store.tier.capacity}
+            ),
+            metrics=metrics,
+        )
+
+
+def _open_store(settings: KvStoreSettings, link: Link, hints: Hints, metrics: Metrics) -> Store:
+    exported = StoreMetrics(metrics)
+    tier = DramTier(settings.memory_mb * _MIB, time.monotonic)
+    landings = LandingPool(link, settings.landing_mb * _MIB)
+    limits = StoreLimits(settings.max_puts, settings.push_timeout_s)
+    exported.watch(lambda: tier.used, lambda: len(tier), lambda: hints.lost)
+    return Store(tier, link, landings, hints, limits, exported)

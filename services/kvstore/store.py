@@ -1,0 +1,169 @@
+"""Store: verified records in, verified records out. Joins the tier, the link, the landings and the index."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fabric.errors import Exhausted, InvalidArgument
+from fabric.kvlink import LandingPool, Link, plan
+from fabric.records import Extent, Landing
+from services.kvstore.hints import Hints
+from services.kvstore.offers import Offer, needed_by
+from services.kvstore.puts import Committed, PutSession
+from services.kvstore.records import BlockName, Identity, Record, RecordKind
+from services.kvstore.telemetry import StoreMetrics
+from services.kvstore.tier import DramTier, Held
+from services.worker.together import settled
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    max_puts: int
+    push_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    held: Held
+    other_instance: str
+    other_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What Get wrote; offsets count from the landing's start."""
+
+    extents: tuple[Extent, ...]
+    blocks: int
+    anchor: bool
+
+
+class Store:
+    """Everything this instance does with records, one asyncio task at a time per record."""
+
+    def __init__(
+        self,
+        tier: DramTier,
+        link: Link,
+        landings: LandingPool,
+        hints: Hints,
+        limits: StoreLimits,
+        metrics: StoreMetrics,
+    ) -> None:
+        self.tier, self._link, self._landings, self._hints = tier, link, landings, hints
+        self._limits, self._metrics = limits, metrics
+        self._region = link.register(tier.memory)
+        self._puts = 0
+        tier.evicted = self._evicted
+
+    async def lookup(self, names: Sequence[BlockName], identity: Identity) -> Lookup:
+        """How far a prefix is held here, and who holds what follows."""
+        held = self.tier.lookup(names, identity)
+        if held.anchored:
+            self._metrics.hit(held.anchored)
+        if held.anchored < len(names):
+            self._metrics.miss("no_anchor" if held.blocks > held.anchored else "absent")
+        other, blocks = await self._hints.elsewhere([name.key for name in names[held.blocks :]])
+        return Lookup(held, other, blocks)
+
+    async def get(
+        self, names: Sequence[BlockName], first_block: int, anchor: bool, identity: Identity, landing: Landing
+    ) -> Served:
+        """Verifies the records and writes them into the landing: with an anchor all that was asked for, or nothing.
+
+        Raises:
+            InvalidArgument: the landing is too small.
+            ServiceError: the write failed.
+        """
+        records = self.tier.collect(names, identity, anchor)
+        with self.tier.pinned(records):
+            sound = await settled(asyncio.to_thread(self._sound, records))
+            if sound < len(records):
+                self._corrupt(records[sound])
+            records = records[:sound]
+            if not records or (anchor and records[-1].id.kind is not RecordKind.ANCHOR):
+                self._metrics.miss("left")
+                return Served((), 0, anchor=False)
+            extents = list(_placed(records, first_block))
+            await self._write(records, landing, extents[-1].end)
+        self._hints.holds([name.key for name in names])
+        blocks = sum(record.id.kind is RecordKind.BLOCK for record in records)
+        return Served(tuple(extents), blocks, anchor)
+
+    @asynccontextmanager
+    async def putting(self, offer: Offer) -> AsyncIterator[PutSession]:
+        """One writer's visit. What it did not commit is forgotten; its landing is freed or, in doubt, quarantined.
+
+        Raises:
+            InvalidArgument: the offer can never be taken. Exhausted: too many writers, or no landing memory.
+        """
+        offer.validate()
+        if self._puts >= self._limits.max_puts:
+            raise Exhausted(f"{self._puts} writers already", field="put", fix="offer it later", retry_after_s=0.5)
+        self._puts += 1
+        session = PutSession(self.tier, self._landings, offer)
+        try:
+            with self.tier.pinned(self._parents(offer)):
+                yield session
+        finally:
+            self._puts -= 1
+            session.close()
+
+    async def commit(self, session: PutSession, records: Sequence[Sequence[Extent]]) -> Committed:
+        """Verifies and stores what a session's writer wrote. Raises InvalidArgument for another number of records."""
+        committed = await session.commit(records)
+        self._metrics.rejected(committed.rejected)
+        keys = [record.id.key for record in committed.stored if record.id.kind is RecordKind.BLOCK]
+        self._hints.holds(keys)
+        if session.offer.keep_s:
+            self.retain(keys, session.offer.keep_s, self.tier.capacity)
+        return committed
+
+    def retain(self, keys: Sequence[bytes], keep_s: float, budget_bytes: int) -> tuple[int, int]:
+        """Softly protects records from eviction, all retained ones together at most half of the tier. Returns count, bytes."""
+        room = self.tier.capacity // 2 - self.tier.kept_bytes()
+        return self.tier.retain(keys, keep_s, min(budget_bytes, max(room, 0)))
+
+    def _parents(self, offer: Offer) -> list[Record]:
+        """Records here that the offer continues: they must not be evicted to make room for it."""
+        needed = [needed_by(record) for record in offer.records]
+        found = [self.tier.by_id(record) for record in needed if record is not None]
+        return [record for record in found if record is not None]
+
+    def _sound(self, records: Sequence[Record]) -> int:
+        """How many leading records are intact."""
+        return next((at for at, record in enumerate(records) if not self.tier.is_intact(record)), len(records))
+
+    def _corrupt(self, record: Record) -> None:
+        self._metrics.corrupt()
+        self._metrics.miss("corrupt")
+        self.tier.drop(record)
+
+    async def _write(self, records: Sequence[Record], landing: Landing, size: int) -> None:
+        if size > landing.size:
+            raise InvalidArgument(
+                f"the landing has {landing.size} bytes, the records {size}", field="landing", fix="ask for fewer blocks"
+            )
+        sizes = np.array([record.size for record in records], dtype=np.int64)
+        sources = np.array([record.offset for record in records], dtype=np.int64)
+        write = plan.write_to(landing, self._region, sources, plan.lay_out(sizes), sizes)
+        await settled(self._link.push(landing.address, [write], timeout_s=self._limits.push_timeout_s))
+
+    def _evicted(self, record: Record) -> None:
+        if record.id.kind is RecordKind.BLOCK:
+            self._hints.dropped([record.id.key])
+
+
+def _placed(records: Sequence[Record], first_block: int) -> Iterator[Extent]:
+    """The extents of `records` laid out one after the other in a landing, blocks numbered from `first_block`."""
+    start = 0
+    for index, record in enumerate(records):
+        block = first_block + index if record.id.kind is RecordKind.BLOCK else 0
+        for extent in record.extents:
+            yield replace(extent, block=block, offset=start + extent.offset)
+        start += record.size

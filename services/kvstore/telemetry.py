@@ -1,0 +1,41 @@
+"""Metrics of a kvstore. Knows names and meanings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fabric.telemetry.metrics import Metrics
+
+
+class StoreMetrics:
+    """Hits, misses by reason, damage and size."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._hits = metrics.counter("kvstore_hits", "Lookups that found a usable prefix")
+        self._hit_blocks = metrics.counter("kvstore_hit_blocks", "Blocks of those prefixes")
+        self._misses = metrics.counter("kvstore_misses", "Lookups and reads that found less than was asked", "reason")
+        self._corrupt = metrics.counter("kvstore_corrupt", "Records that were damaged in the store and dropped")
+        self._rejected = metrics.counter("kvstore_rejected", "Offered records that did not match their digests")
+
+    def watch(self, used_bytes: Callable[[], int], records: Callable[[], int], index_lost: Callable[[], int]) -> None:
+        """Exports the store's own counts."""
+        tier_bytes = self._metrics.gauge("kvstore_tier_bytes", "Bytes of records", "tier")
+        tier_bytes.labels("dram").set_function(used_bytes)
+        self._metrics.gauge("kvstore_records", "Records").set_function(records)
+        text = "How often the index did not answer since start"
+        self._metrics.gauge("kvstore_index_lost_total", text).set_function(index_lost)
+
+    def hit(self, blocks: int) -> None:
+        self._hits.inc()
+        self._hit_blocks.inc(blocks)
+
+    def miss(self, reason: str) -> None:
+        """`reason`: absent, no_anchor, left (between Lookup and Get) or corrupt."""
+        self._misses.labels(reason).inc()
+
+    def corrupt(self) -> None:
+        self._corrupt.inc()
+
+    def rejected(self, count: int) -> None:
+        self._rejected.inc(count)

@@ -1,0 +1,114 @@
+"""Between protobuf and the store's own values. Knows both sides' fields, bounds every list, decides nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fabric import wire as fabric_wire
+from fabric.errors import InvalidArgument
+from fabric.records import Extent
+from protos.deepinfer.v1 import common_pb2 as common
+from protos.deepinfer.v1 import kvstore_pb2 as pb
+from services.kvstore.offers import KEY_BYTES, MAX_RECORDS, Offer, RecordOffer
+from services.kvstore.puts import Granted
+from services.kvstore.records import BlockName, Identity, RecordId, RecordKind
+from services.kvstore.store import Served
+from services.worker import wire
+
+MAX_BLOCKS = 16_384
+MAX_BLOCK_TOKENS = 4096
+_HOUR_S = 3600.0
+_KINDS = {pb.RECORD_KIND_BLOCK: RecordKind.BLOCK, pb.RECORD_KIND_ANCHOR: RecordKind.ANCHOR}
+# How long records of a class are softly kept where the caller does not say.
+CLASS_KEEP_S = {
+    pb.RETENTION_CLASS_DEFAULT: 72 * _HOUR_S,
+    pb.RETENTION_CLASS_CHAT: 7 * 24 * _HOUR_S,
+    pb.RETENTION_CLASS_AGENT: 3 * 24 * _HOUR_S,
+}
+
+
+def unpack_names(messages: Sequence[pb.BlockName]) -> list[BlockName]:
+    """Raises InvalidArgument for an empty or endless list, or for a name that is none."""
+    if not 1 <= len(messages) <= MAX_BLOCKS:
+        raise InvalidArgument(f"{len(messages)} blocks", field="blocks", fix=f"ask for 1 to {MAX_BLOCKS}")
+    return [_unpack_name(message) for message in messages]
+
+
+def unpack_identity(message: Any) -> Identity:
+    return Identity(message.model_revision, message.layout_fingerprint)
+
+
+async def next_message(requests: AsyncIterator[pb.PutRequest], expected: str) -> pb.PutRequest:
+    """The next message of the stream. Raises InvalidArgument where it is not the expected one, or none comes."""
+    message = await anext(aiter(requests), None)
+    found = "the end of the stream" if message is None else message.WhichOneof("message")
+    if message is None or found != expected:
+        raise InvalidArgument(f"{found} came instead of {expected}", field=expected, fix="send offer, then commit")
+    return message
+
+
+def unpack_offer(message: pb.PutOffer) -> Offer:
+    if len(message.records) > MAX_RECORDS:
+        raise InvalidArgument(f"{len(message.records)} records", field="offer.records", fix=f"at most {MAX_RECORDS}")
+    layout = wire.unpack_layout(message.layout, "offer.layout")
+    return Offer(
+        records=tuple(_unpack_record(record) for record in message.records),
+        identity=Identity(message.model_revision, layout.fingerprint),
+        layout=layout,
+        keep_s=CLASS_KEEP_S.get(message.retention, 0.0),
+    )
+
+
+def unpack_commit(message: pb.PutCommit) -> list[tuple[Extent, ...]]:
+    """Raises InvalidArgument for digests of another kind."""
+    if message.digest_kind != common.DIGEST_KIND_XXH3_64:
+        raise InvalidArgument(
+            "only xxh3-64 digests are known here", field="commit.digest_kind", fix="seal with xxh3-64"
+        )
+    return [fabric_wire.unpack_extents(record) for record in message.records]
+
+
+def unpack_keep(message: pb.RetainRequest, capacity_bytes: int) -> tuple[list[bytes], float, int]:
+    """Keys, seconds and bytes of a Retain. Without a time the class decides, without a budget the capacity."""
+    if len(message.keys) > MAX_BLOCKS or any(len(key) != KEY_BYTES for key in message.keys):
+        raise InvalidArgument("not a list of block keys", field="keys", fix=f"send at most {MAX_BLOCKS} keys")
+    longest = max(CLASS_KEEP_S.values())
+    keep_s = message.keep_ms / 1000 or CLASS_KEEP_S.get(message.retention, 0.0)
+    if not 0 < keep_s <= longest:
+        raise InvalidArgument(
+            f"{keep_s:.0f} s", field="keep_ms", fix=f"name a class, or at most {longest * 1000:.0f} ms"
+        )
+    return list(message.keys), keep_s, message.budget_bytes or capacity_bytes
+
+
+def pack_grant(granted: Granted) -> pb.PutResponse:
+    landing = fabric_wire.pack_landing(granted.landing) if granted.landing is not None else None
+    return pb.PutResponse(grant=pb.PutGrant(wanted=granted.wanted, landing=landing, offsets=granted.offsets))
+
+
+def pack_served(served: Served) -> pb.GetResponse:
+    return pb.GetResponse(
+        extents=fabric_wire.pack_extents(served.extents).extents,
+        digest_kind=common.DIGEST_KIND_XXH3_64,
+        blocks=served.blocks,
+        anchor=served.anchor,
+    )
+
+
+def _unpack_record(message: pb.RecordOffer) -> RecordOffer:
+    kind = _KINDS.get(message.kind)
+    if kind is None:
+        raise InvalidArgument("unknown kind of record", field="offer.records.kind", fix="BLOCK or ANCHOR")
+    name = _unpack_name(message.name)
+    return RecordOffer(RecordId(kind, name.key), name, message.parent_key, message.size)
+
+
+def _unpack_name(message: pb.BlockName) -> BlockName:
+    if len(message.key) != KEY_BYTES or len(message.token_ids) > MAX_BLOCK_TOKENS:
+        raise InvalidArgument(
+            "not the name of a block", field="blocks", fix=f"{KEY_BYTES} bytes of key, one block of ids"
+        )
+    return BlockName(message.key, np.asarray(message.token_ids, dtype="<u4").tobytes())

@@ -1,0 +1,111 @@
+"""The prefill service: parses calls, hands them to jobs, packs what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from fabric.channels import Channels
+from fabric.discovery import open_discovery
+from fabric.health import Progress
+from fabric.kvlink import LandingPool
+from fabric.lifecycle import background
+from fabric.server import Service
+from protos.deepinfer.v1 import prefill_pb2 as pb
+from protos.deepinfer.v1 import prefill_pb2_grpc as rpc
+from services.prefill import wire
+from services.prefill.job import Tools
+from services.prefill.keep import Keeper
+from services.prefill.load import Loader
+from services.prefill.push import PoolSource, PushLimits
+from services.prefill.settings import PrefillSettings
+from services.prefill.stores import Stores
+from services.prefill.telemetry import PrefillMetrics
+from services.prefill.worker import PrefillWorker
+from services.worker.core import Core, open_core
+from services.worker.telemetry import export_engine
+from services.worker.wire import pack_model, pack_status
+
+_MIB = 1 << 20
+
+
+class PrefillServicer(rpc.PrefillServiceServicer):
+    """`deepinfer.v1.PrefillService`."""
+
+    def __init__(self, core: Core, worker: PrefillWorker, settings: PrefillSettings) -> None:
+        self._core, self._worker, self._settings = core, worker, settings
+
+    async def Info(self, request: pb.PrefillServiceInfoRequest, context: Any) -> pb.PrefillServiceInfoResponse:
+        return pb.PrefillServiceInfoResponse(
+            model=pack_model(self._core.engine.engine.model),
+            instance=self._core.identity.instance,
+            epoch=self._core.identity.epoch,
+            max_prompt_tokens=self._worker.max_prompt_tokens,
+            chunk_tokens=self._settings.chunk_tokens,
+            transport_lane=self._core.link.lane,
+            kernels=self._core.kernels,
+        )
+
+    async def Watch(self, request: pb.PrefillServiceWatchRequest, context: Any) -> None:
+        identity = self._core.identity
+        async for status in self._worker.board.watch():
+            packed = pack_status(status, identity.instance, identity.epoch)
+            await context.write(pb.PrefillServiceWatchResponse(status=packed))
+
+    async def Prefill(self, requests: AsyncIterator[pb.PrefillRequest], context: Any) -> None:
+        ask = wire.unpack_start((await wire.next_message(requests, "start")).start)
+        ticket = asyncio.ensure_future(wire.attached(requests))
+        try:
+            await self._worker.run(ask, ticket, lambda progress: context.write(wire.pack_progress(progress)))
+        finally:
+            ticket.cancel()
+            await asyncio.gather(ticket, return_exceptions=True)
+
+
+@asynccontextmanager
+async def build(settings: PrefillSettings) -> AsyncIterator[Service]:
+    """A prefill worker with its engine, its link and, where discovery names one, its kvstore.
+
+    Raises:
+        StartError: the model, the transport or a setting cannot be used.
+    """
+    async with AsyncExitStack() as stack:
+        core = await stack.enter_async_context(open_core("prefill", settings))
+        worker = await stack.enter_async_context(_open_worker(core, settings))
+        runner = core.engine
+        yield Service(
+            servicers=[(rpc.add_PrefillServiceServicer_to_server, PrefillServicer(core, worker, settings))],
+            progress=Progress(
+                lambda: worker.live + runner.pending, lambda: worker.done + runner.steps, settings.stall_s
+            ),
+            members=core.member(),
+            metrics=core.metrics,
+        )
+
+
+@asynccontextmanager
+async def _open_worker(core: Core, settings: PrefillSettings) -> AsyncIterator[PrefillWorker]:
+    engine, link, pool = core.engine, core.link, core.engine.engine.pool
+    metrics = PrefillMetrics(core.metrics)
+    source = PoolSource(pool, link.register(pool.blocks.numpy()), link.register(pool.slots.numpy()))
+    async with AsyncExitStack() as stack:
+        channels = await stack.enter_async_context(Channels())
+        discovery = open_discovery(settings.discovery)
+        stack.push_async_callback(discovery.close)
+        stores = Stores(discovery, channels)
+        if settings.kvstore:
+            await stack.enter_async_context(background(stores.follow(), "stores"))
+        landings = LandingPool(link, settings.landing_mb * _MIB)
+        keeper = Keeper(engine, stores, link, source, settings.store_queue, settings.push_timeout_s, metrics)
+        stack.push_async_callback(keeper.close)
+        await stack.enter_async_context(background(keeper.run(), "keeper"))
+        loader = Loader(engine, stores, landings, settings.kvstore_timeout_s, metrics)
+        limits = PushLimits(settings.push_timeout_s, settings.heartbeat_s)
+        worker = PrefillWorker(
+            Tools(engine, link, source, loader, keeper, limits, settings.ticket_wait_s, metrics), settings
+        )
+        export_engine(core.metrics, "prefill", lambda: worker.board.now.load.engine)
+        await stack.enter_async_context(background(worker.board.run(), "status"))
+        yield worker

@@ -1,0 +1,50 @@
+"""Worker: the jobs that run now, bounded, and how busy that makes this process."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from engine.stats import EngineStats
+from fabric.errors import Exhausted
+from services.prefill.ask import PrefillAsk, TicketGrant
+from services.prefill.job import PrefillJob, Report, Tools
+from services.prefill.settings import PrefillSettings
+from services.worker.status import EngineBoard
+
+_RETRY_S = 0.5
+
+
+class PrefillWorker:
+    """Takes requests up to a bound and runs one job for each."""
+
+    def __init__(self, tools: Tools, settings: PrefillSettings) -> None:
+        self._tools = tools
+        self._bound = settings.max_waiting + settings.max_sequences
+        context = tools.engine.engine.model.max_context_tokens
+        self.max_prompt_tokens = min(settings.max_prompt_tokens or context, context - 1)
+        self.live = 0
+        self.done = 0
+        self.board = EngineBoard(tools.engine, self._outside, settings.watch_period_s)
+
+    async def run(self, ask: PrefillAsk, ticket: Awaitable[TicketGrant], report: Report) -> None:
+        """One request from arrival to receipt.
+
+        Raises:
+            Exhausted: as many requests as allowed are here already.
+            InvalidArgument: the request can never work. ServiceError: it failed.
+        """
+        ask.validate(self.max_prompt_tokens)
+        if self.live >= self._bound:
+            raise Exhausted(
+                f"{self.live} requests are here already", fix="retry later or on another worker", retry_after_s=_RETRY_S
+            )
+        self.live += 1
+        try:
+            await PrefillJob(self._tools, ask, ticket, report).run(position=self.live - 1)
+        finally:
+            self.live -= 1
+            self.done += 1
+
+    def _outside(self, stats: EngineStats) -> int:
+        """Requests that are loading, or already pushed and about to leave."""
+        return max(0, self.live - stats.waiting - stats.running - stats.held)

@@ -1,0 +1,85 @@
+"""Core: what every engine-running service opens at its start and closes at its end. Knows no request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from engine.checkpoint.errors import CheckpointError
+from engine.engine import Engine
+from engine.errors import EngineError
+from engine.runner import EngineRunner
+from fabric.discovery import MemberInfo
+from fabric.errors import StartError
+from fabric.kvlink import Link, open_link
+from fabric.lifecycle import Identity, new_identity
+from fabric.telemetry import logs
+from fabric.telemetry.metrics import Metrics
+from kernels import KernelError, choose
+from services.worker.settings import WorkerSettings
+
+_log = logs.get("start")
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """A loaded engine on its own thread, and one end of the KV link."""
+
+    service: str
+    identity: Identity
+    engine: EngineRunner
+    link: Link
+    metrics: Metrics
+    kernels: str  # the operators in use, after "auto" was decided
+
+    def member(self) -> MemberInfo:
+        """How this instance is announced."""
+        model = self.engine.engine.model
+        return MemberInfo(
+            service=self.service,
+            instance=self.identity.instance,
+            address="",
+            epoch=self.identity.epoch,
+            model=model.name,
+            revision=model.revision,
+            layout_fingerprint=model.layout.fingerprint,
+            record_versions=tuple(group.record_version for group in model.layout.groups),
+            capacity={"max_context_tokens": model.max_context_tokens, "blocks": self.engine.engine.memory.blocks.total},
+        )
+
+
+@asynccontextmanager
+async def open_core(service: str, settings: WorkerSettings) -> AsyncIterator[Core]:
+    """Loads the model and opens the link.
+
+    Raises:
+        StartError: the model, a setting or the transport cannot be used; the message names it and the fix.
+    """
+    identity = new_identity(service, settings.instance)
+    async with AsyncExitStack() as stack:
+        engine, kernels = await asyncio.to_thread(_open_engine, settings)
+        runner = EngineRunner(engine)
+        stack.push_async_callback(runner.close)
+        link = open_link(settings.transport, identity.instance, identity.epoch)
+        stack.push_async_callback(link.close)
+        metrics = Metrics(service)
+        metrics.build_info("model", engine.model.name)
+        metrics.build_info("revision", engine.model.revision)
+        metrics.build_info("transport", settings.transport)
+        metrics.build_info("kernels", kernels)
+        _log.info("model loaded", model=engine.model.name, blocks=engine.memory.blocks.total, kernels=kernels)
+        yield Core(service, identity, runner, link, metrics, kernels)
+
+
+def _open_engine(settings: WorkerSettings) -> tuple[Engine, str]:
+    try:
+        kernels = choose(settings.kernels, batch_invariant=settings.batch_invariant).name
+        return Engine.open(settings.engine_config()), kernels
+    except CheckpointError as error:
+        raise StartError(str(error), field="model") from error
+    except KernelError as error:
+        raise StartError(str(error), field="kernels") from error
+    except EngineError as error:
+        raise StartError(error.message, field=error.field, fix=error.fix) from error
