@@ -26,7 +26,9 @@ def choose(name: str = "auto", device: str = "cpu", batch_invariant: bool = Fals
     taken = name if name != "auto" else "reference" if missing else "cpu"
     ops: Ops = import_module(f"kernels.{taken}").OPS
     if batch_invariant and not ops.batch_invariant:
-        raise KernelError(f"the {taken} kernels are not batch invariant", fix="choose kernels=cpu or batch_invariant=False")
+        raise KernelError(
+            f"the {taken} kernels are not batch invariant", fix="choose kernels=cpu or batch_invariant=False"
+        )
     return ops
 
 

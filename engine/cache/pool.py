@@ -52,9 +52,7 @@ class CachePool:
     def _page_views(self, group: CacheGroup) -> list[Pages]:
         typed, array, first, width = self._typed(group)
         step, rate = group.entries * width, group.tokens_per_entry
-        return [
-            Pages(typed, array, first + layer * step, group.entries, width, rate) for layer in range(group.layers)
-        ]
+        return [Pages(typed, array, first + layer * step, group.entries, width, rate) for layer in range(group.layers)]
 
     def _ring_views(self, group: CacheGroup) -> list[Ring]:
         typed, array, first, width = self._typed(group)

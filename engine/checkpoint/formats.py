@@ -23,12 +23,18 @@ def scale_values(scale: torch.Tensor) -> torch.Tensor:
     else:
         if bool((scale == 255).any()):
             raise FormatError("a scale is NaN")
-        values = torch.ldexp(torch.ones(()), scale.to(torch.int32) - 127)
+        values = powers_of_two(scale)
     if not bool(torch.isfinite(values).all()):
         raise FormatError("a scale is NaN or infinite")
     if bool((values <= 0).any()):
         raise FormatError("a scale is not positive")
     return values
+
+
+def powers_of_two(scale: torch.Tensor) -> torch.Tensor:
+    """E8M0 bytes 0 .. 254 as fp32: the byte is fp32's own exponent field, except that 2**-127 is subnormal."""
+    bits = torch.where(scale == 0, 0x00400000, scale.to(torch.int32) << 23)
+    return bits.view(torch.float32)
 
 
 def fp8_blocks(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:

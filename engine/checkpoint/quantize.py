@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.checkpoint.formats import FP4_GROUP
+from engine.checkpoint.formats import FP4_GROUP, powers_of_two
 
 _FP8_MOST, _FP4_MOST = 448.0, 6.0
 _FP4_BOUNDS = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])  # halfway between neighbouring magnitudes
@@ -17,7 +17,7 @@ def fp8_quantize(weight: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Te
     padded[: weight.shape[0], : weight.shape[1]] = weight
     largest = padded.view(rows, block[0], columns, block[1]).abs().amax((1, 3))
     scale = _power_of_two(largest / _FP8_MOST)
-    values = torch.ldexp(torch.ones(()), scale.to(torch.int32) - 127)
+    values = powers_of_two(scale)
     spread = values.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
     return (weight / spread[: weight.shape[0], : weight.shape[1]]).to(torch.float8_e4m3fn), scale
 
@@ -26,7 +26,7 @@ def fp4_quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """fp32 [out, in] -> uint8 [out, in / 2], low nibble first, and uint8 E8M0 scales [out, in / 32]; in % 32 == 0."""
     groups = weight.view(weight.shape[0], -1, FP4_GROUP)
     scale = _power_of_two(groups.abs().amax(-1) / _FP4_MOST)
-    values = groups / torch.ldexp(torch.ones(()), scale.to(torch.int32) - 127)[..., None]
+    values = groups / powers_of_two(scale)[..., None]
     codes = torch.bucketize(values.abs(), _FP4_BOUNDS).to(torch.uint8) | (values < 0).to(torch.uint8) * 8
     codes = codes.flatten(1)
     return codes[:, 0::2] | codes[:, 1::2] << 4, scale

@@ -70,9 +70,7 @@ class Shard:
         try:
             header = json.loads(bytes(self._data[_HEADER_BYTES : _HEADER_BYTES + header_bytes]))
             return {
-                name: self._entry(name, fields, data_bytes)
-                for name, fields in header.items()
-                if name != "__metadata__"
+                name: self._entry(name, fields, data_bytes) for name, fields in header.items() if name != "__metadata__"
             }
         except (ValueError, AttributeError, KeyError, TypeError) as error:
             raise CheckpointError(f"the header is not valid: {error}", file=self.path, fix=_TRUNCATED) from error

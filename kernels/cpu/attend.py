@@ -116,9 +116,7 @@ def _mix(
         row, head = first + lane // heads, lane % heads
         for c in range(width):
             mixed[lane, c] *= inverse[lane]
-        rotate(
-            mixed, lane, width - 2 * cosine.shape[1], cosine[positions[row]], sine[positions[row]], np.float32(-1.0)
-        )
+        rotate(mixed, lane, width - 2 * cosine.shape[1], cosine[positions[row]], sine[positions[row]], np.float32(-1.0))
         for c in range(width):
             out[row, head * width + c] = mixed[lane, c]
 

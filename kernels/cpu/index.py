@@ -70,9 +70,7 @@ def _score(
         for i in range(count):
             copy_row(pages, table[first // per_page], offset + i * width, width, keys, i)
         for p in range(panels.shape[0]):
-            panel_product(
-                keys, 0, width, 1, count, panels, p * width * LANES, LANES, width, products, p * LANES, lanes
-            )
+            panel_product(keys, 0, width, 1, count, panels, p * width * LANES, LANES, width, products, p * LANES, lanes)
         for i in range(count):
             total = np.float32(0.0)
             for h in range(len(weights)):

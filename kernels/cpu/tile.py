@@ -46,7 +46,7 @@ def _tile(rows: int) -> Any:
     """An intrinsic: out[o + r*os + l] = sum_k x[a + r*xs + k*xk] * w[b + k*wk + l] for r < rows, l < 16; k >= 1."""
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def tile(_context, x, a, xs, xk, w, b, wk, count, out, o, os):  # type: ignore[no-untyped-def]  # noqa: PLR0913
+    def tile(_context, x, a, xs, xk, w, b, wk, count, out, o, os):  # type: ignore[no-untyped-def]
         number = types.intp
         signature = types.void(x, number, number, number, w, number, number, number, out, number, number)
 
@@ -93,7 +93,7 @@ _tile6, _tile4, _tile2, _tile1 = (_tile(rows) for rows in _ROW_CHOICES)
 
 
 @serial(inline="always")
-def panel_product(x, a, xs, xk, rows, w, b, wk, count, out, o, os):  # type: ignore[no-untyped-def]  # noqa: PLR0913
+def panel_product(x, a, xs, xk, rows, w, b, wk, count, out, o, os):  # type: ignore[no-untyped-def]
     """16 columns of a product for `rows` rows, in tiles of 6, 4, 2 and 1; operands as in `_tile`."""
     row = 0
     while row + 6 <= rows:

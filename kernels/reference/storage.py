@@ -13,9 +13,9 @@ def store_rows(rows: torch.Tensor, column: int, ragged: Ragged, ring: Ring) -> N
         first, end, context = int(ragged.starts[s]), int(ragged.starts[s + 1]), int(ragged.context[s])
         positions = range(max(context, context + end - first - ring.capacity), context + end - first)
         source = [first + p - context for p in positions]
-        _ring(ring, int(slot))[[p % ring.capacity for p in positions]] = rows[
-            source, column : column + ring.width
-        ].to(ring.storage.dtype)
+        _ring(ring, int(slot))[[p % ring.capacity for p in positions]] = rows[source, column : column + ring.width].to(
+            ring.storage.dtype
+        )
 
 
 def history(rows: torch.Tensor, s: int, ragged: Ragged, ring: Ring, positions: range) -> torch.Tensor:

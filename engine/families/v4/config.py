@@ -224,7 +224,9 @@ def _rope(config: dict[str, Any], table: str) -> Rope:
     theta = config.get(key, {"main": 1e4, "compress": 1.6e5}[table])
     given = config.get("rope_parameters") or {}
     nested = given.get(table)
-    scaling = nested if isinstance(nested, dict) else (config.get("rope_scaling") or given) if table == "compress" else {}
+    scaling = (
+        nested if isinstance(nested, dict) else (config.get("rope_scaling") or given) if table == "compress" else {}
+    )
     if isinstance(nested, dict):
         theta = nested.get("rope_theta", theta)
     if not isinstance(theta, int | float) or theta <= 1:

@@ -24,9 +24,7 @@ def v4_layout(config: V4Config, dtype: str, block_tokens: int, max_rollback: int
 
     def rows(name: str, layers: int, tokens: int, width: int, kind: str) -> CacheGroup:
         version = f"v4.{name}.{kind}.1"
-        return CacheGroup(
-            name, GroupKind.WINDOW, layers, tokens + max_rollback, 1, width * _BYTES[kind], kind, version
-        )
+        return CacheGroup(name, GroupKind.WINDOW, layers, tokens + max_rollback, 1, width * _BYTES[kind], kind, version)
 
     groups = []
     if csa:

@@ -30,9 +30,7 @@ class V4:
 
     name = "deepseek_v4"
 
-    def __init__(
-        self, config: V4Config, weights: V4Weights, dtype: torch.dtype, ops: Ops, block_tokens: int
-    ) -> None:
+    def __init__(self, config: V4Config, weights: V4Weights, dtype: torch.dtype, ops: Ops, block_tokens: int) -> None:
         self.config, self.weights, self.kernels = config, weights, ops.name
         self.layout = v4_layout(config, str(dtype).removeprefix("torch."), block_tokens)
         self.vocab_size, self.max_context_tokens = config.vocab_size, config.max_context_tokens

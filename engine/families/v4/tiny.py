@@ -82,7 +82,7 @@ class TinySpec:
     overrides: tuple[tuple[str, Any], ...] = ()  # config values to replace
 
 
-def write_tiny(folder: Path, spec: TinySpec = TinySpec()) -> Path:  # noqa: B008
+def write_tiny(folder: Path, spec: TinySpec = TinySpec()) -> Path:
     """Write config.json and model.safetensors into `folder` (created); returns it."""
     config = {**TINY, **(UPSTREAM_KEYS if spec.upstream else TRANSFORMERS_KEYS), **dict(spec.overrides)}
     config["num_nextn_predict_layers"] = spec.mtp_layers

@@ -70,9 +70,7 @@ def build(reader: Reader, config: V4Config, ops: Ops, dtype: torch.dtype) -> V4W
     builder = _Builder(reader, config, ops, dtype == torch.bfloat16)
     weights = V4Weights(
         embedding=reader.floats("embed.weight", config.vocab_size, config.hidden).to(dtype),
-        layers=tuple(
-            builder.layer(f"layers.{i}", kind, config.hashed[i]) for i, kind in enumerate(config.layers)
-        ),
+        layers=tuple(builder.layer(f"layers.{i}", kind, config.hashed[i]) for i, kind in enumerate(config.layers)),
         head=builder.head("hc_head", "norm.weight"),
         logits=builder.packed(reader.floats("head.weight", config.vocab_size, config.hidden)),
         # transformers writes the key num_nextn_predict_layers without the block itself.

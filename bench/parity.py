@@ -1,0 +1,180 @@
+"""Parity of the engine's V4 with transformers: logits on tiny random checkpoints, in pieces and after a prefix hit.
+
+Every figure is the largest absolute difference of any logit (their spread is about 2.3). Negative controls drop one piece
+of the cached state at a boundary: they must fail, or the check would not see that piece missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from bench.table import Row, report
+from engine.batch import RaggedBatch
+from engine.cache.pool import CachePool
+from engine.families import Family, open_family
+from engine.families.v4.tiny import TinySpec, write_tiny
+from engine.layout import GroupKind
+from kernels import choose
+
+BAR, CONTROL_BAR = 1e-3, 5e-2
+LENGTHS = (1, 5, 15, 16, 17, 33, 70, 90)
+CHUNKS = (3, 7, 16)
+BOUNDARIES = (64, 66, 80, 81)
+TOKENS = 112  # of the prefix runs
+BLOCK_TOKENS, BLOCKS = 16, 16
+HCA_RATE = 16
+
+
+def tokens_of(count: int, seed: int) -> list[int]:
+    """Seeded tokens without the special ones."""
+    return np.random.default_rng(seed).integers(3, 512, count).tolist()
+
+
+def open_tiny(folder: Path, kernels: str) -> tuple[Family, CachePool]:
+    """The engine's model and an empty pool."""
+    family = open_family(folder, torch.float32, False, choose(kernels), block_tokens=BLOCK_TOKENS)
+    return family, CachePool(family.layout, BLOCKS, 4, torch.float32)
+
+
+def run(family: Family, pool: CachePool, tokens: list[int], chunk: int, start: int = 0) -> torch.Tensor:
+    """Logits of tokens[start:], computed `chunk` at a time over what the pool holds."""
+    logits = []
+    for at in range(start, len(tokens), chunk):
+        piece = tokens[at : at + chunk]
+        batch = RaggedBatch(
+            tokens=np.array(piece, np.int64),
+            positions=np.arange(at, at + len(piece), dtype=np.int64),
+            starts=np.array([0, len(piece)], np.int32),
+            context=np.array([at], np.int32),
+            block_tables=(tuple(range(BLOCKS - 1, -1, -1)),),  # any order must do
+            slots=np.array([1], np.int64),
+            logit_rows=np.arange(len(piece), dtype=np.int64),
+        )
+        logits.append(family.forward(batch, pool))
+    return torch.cat(logits)
+
+
+def length_rows(reference: torch.nn.Module, folder: Path, kernels: str, seed: int) -> Iterator[Row]:
+    """One row per length: the worst over all chunkings."""
+    family, pool = open_tiny(folder, kernels)
+    for length in LENGTHS:
+        tokens = tokens_of(length, seed + length)
+        expected = forward(reference, tokens)
+        for label, chunk in [("one piece", length), ("decode only", 1), *((f"chunks of {c}", c) for c in CHUNKS)]:
+            worst = difference(run(family, pool, tokens, chunk), expected)
+            yield Row(f"{kernels}: {length} tokens, {label}", worst, "", BAR)
+
+
+def prefix_rows(reference: torch.nn.Module, folder: Path, kernels: str, seed: int) -> Iterator[Row]:
+    """Resume at each boundary in a second process from the bytes of the pool's extents; then without each group."""
+    tokens = tokens_of(TOKENS, seed)
+    expected = forward(reference, tokens)
+    for boundary in BOUNDARIES:
+        family, pool = open_tiny(folder, kernels)
+        run(family, pool, tokens[:boundary], boundary)
+        state, result = folder / f"state-{boundary}.npz", folder / f"result-{boundary}.npz"
+        np.savez(state, tokens=np.array(tokens), boundary=boundary, **extents(pool))
+        command = [sys.executable, "-m", "bench.parity", "--resume", str(state), str(result), "--kernels", kernels]
+        subprocess.run(command, check=True, timeout=300)
+        for dropped, logits in np.load(result).items():
+            worst = difference(torch.from_numpy(logits), expected[boundary:])
+            yield prefix_row(f"{kernels}: resume at {boundary}", boundary, dropped, worst)
+
+
+def prefix_row(name: str, boundary: int, dropped: str, worst: float) -> Row:
+    """The bar of one resume: exact when whole, and when only the open HCA rows lack at a boundary that has none."""
+    if dropped == "nothing":
+        return Row(f"{name}, second process", worst, "", BAR)
+    if dropped == "hca_state" and boundary % HCA_RATE == 0:
+        return Row(f"{name} without {dropped} (none is open)", worst, "", BAR)
+    return Row(f"{name} without {dropped}", worst, "", CONTROL_BAR, ">=")
+
+
+def extents(pool: CachePool) -> dict[str, np.ndarray]:
+    """Every extent of every group: what a transfer would move."""
+    return {
+        group.name: np.stack(
+            [pool.block_extent(group.name, block) for block in range(BLOCKS)]
+            if group.kind is GroupKind.GLOBAL
+            else [pool.slot_extent(group.name, 1)]
+        )
+        for group in pool.layout.groups
+    }
+
+
+def resume(state: Path, result: Path, kernels: str) -> None:
+    """The second process: restore, continue, and again with each group's bytes left zero."""
+    family, _ = open_tiny(state.parent, kernels)
+    saved = np.load(state)
+    tokens, boundary = saved["tokens"].tolist(), int(saved["boundary"])
+    names = [group.name for group in family.layout.groups]
+    results = {}
+    for dropped in ["nothing", *names]:
+        pool = CachePool(family.layout, BLOCKS, 4, torch.float32)
+        for group in family.layout.groups:
+            if group.name != dropped:
+                restore(pool, group.name, group.kind, saved[group.name])
+        results[dropped] = run(family, pool, tokens, TOKENS, boundary).numpy()
+    np.savez(result, **results)
+
+
+def restore(pool: CachePool, group: str, kind: GroupKind, data: np.ndarray) -> None:
+    """Write one group's extents."""
+    for at, record in enumerate(data):
+        (pool.block_extent(group, at) if kind is GroupKind.GLOBAL else pool.slot_extent(group, 1))[:] = record
+
+
+def forward(reference: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
+    """transformers' logits, without its cache."""
+    with torch.no_grad():
+        logits: torch.Tensor = reference(torch.tensor([tokens]), use_cache=False).logits[0]
+    return logits
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest absolute difference; NaN if any value is."""
+    return float((found - expected).abs().max())
+
+
+def compare(kernels: str, seeds: int) -> list[Row]:
+    """All rows for one choice of kernels."""
+    rows: list[Row] = []
+    for seed in range(seeds):
+        with tempfile.TemporaryDirectory() as name:
+            folder = write_tiny(Path(name), TinySpec(seed=seed))
+            reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            rows += length_rows(reference, folder, kernels, seed)
+            rows += prefix_rows(reference, folder, kernels, seed)
+    return rows
+
+
+def main() -> int:
+    """Parse the command line and compare."""
+    parser = argparse.ArgumentParser(prog="python -m bench.parity", description=__doc__)
+    parser.add_argument("--json", type=Path, help="also write the table here")
+    parser.add_argument("--kernels", action="append", help="cpu, reference, ... (repeatable; default: what auto takes)")
+    parser.add_argument("--seeds", type=int, default=1, help="random checkpoints to compare (default 1)")
+    parser.add_argument("--resume", nargs=2, type=Path, metavar=("STATE", "RESULT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    kernels = options.kernels or [choose().name]
+    if options.resume:
+        resume(*options.resume, kernels[0])
+        return 0
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    rows = [row for choice in kernels for row in compare(choice, options.seeds)]
+    return report("V4 against transformers: largest logit difference", rows, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
