@@ -1,0 +1,7 @@
+"""`python -m services.gateway`."""
+
+from fabric.server import run
+from services.gateway.build import build
+from services.gateway.settings import GatewaySettings
+
+run(GatewaySettings, build)

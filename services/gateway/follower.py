@@ -1,0 +1,114 @@
+"""Following one worker: its Info, its Watch stream, a probe while it is silent. Knows when to call it lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+from fabric.errors import ServiceError
+from fabric.telemetry import logs
+from protos.deepinfer.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from services.gateway import rpc
+from services.gateway.link import Link
+from services.gateway.standing import Limits, Standing
+
+_log = logs.get("pool")
+_BACKOFF_S = (0.1, 1.0)
+
+
+class Side(Protocol):
+    """How to ask one kind of worker."""
+
+    async def limits(self, timeout_s: float) -> Limits: ...
+
+    def watch(self) -> AsyncIterator[common_pb2.WorkerStatus]: ...
+
+
+class PrefillSide:
+    """Info and Watch of a prefill worker."""
+
+    def __init__(self, link: Link) -> None:
+        self._stub: Any = link.stub(prefill_pb2_grpc.PrefillServiceStub)
+
+    async def limits(self, timeout_s: float) -> Limits:
+        info = await rpc.unary(self._stub.Info, prefill_pb2.PrefillServiceInfoRequest(), "", timeout_s)
+        return Limits(info.model, info.epoch, info.max_prompt_tokens, 1)
+
+    async def watch(self) -> AsyncIterator[common_pb2.WorkerStatus]:
+        async for status in _statuses(self._stub.Watch(prefill_pb2.PrefillServiceWatchRequest())):
+            yield status
+
+
+class DecodeSide:
+    """Info and Watch of a decode worker."""
+
+    def __init__(self, link: Link) -> None:
+        self._stub: Any = link.stub(decode_pb2_grpc.DecodeServiceStub)
+
+    async def limits(self, timeout_s: float) -> Limits:
+        info = await rpc.unary(self._stub.Info, decode_pb2.DecodeServiceInfoRequest(), "", timeout_s)
+        return Limits(info.model, info.epoch, info.max_total_tokens, info.max_sequences)
+
+    async def watch(self) -> AsyncIterator[common_pb2.WorkerStatus]:
+        async for status in _statuses(self._stub.Watch(decode_pb2.DecodeServiceWatchRequest())):
+            yield status
+
+
+class Follower:
+    """Keeps a Standing true until cancelled. `publish` is told of each new standing."""
+
+    def __init__(
+        self,
+        key: str,
+        side: Side,
+        publish: Callable[[Standing], None],
+        clock: Callable[[], float],
+        probe_s: float,
+    ) -> None:
+        self._key, self._side, self._publish = key, side, publish
+        self._clock, self._probe_s = clock, probe_s
+
+    async def run(self) -> None:
+        """Connects, follows, and on any loss tries again, for ever."""
+        backoff_s, standing = _BACKOFF_S[0], None
+        while True:
+            try:
+                limits = await self._side.limits(self._probe_s)
+                if standing is None or standing.limits != limits:
+                    standing = Standing(self._key, limits, self._clock)
+                    self._publish(standing)
+                backoff_s = _BACKOFF_S[0]
+                await self._follow(standing)
+            except* ServiceError as errors:
+                if standing is not None:
+                    standing.lost()
+                kinds = sorted({type(error).__name__ for error in errors.exceptions})
+                _log.info("worker lost", worker=self._key, error=kinds)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, _BACKOFF_S[1])
+
+    async def _follow(self, standing: Standing) -> None:
+        """Ends with the Watch stream or with a failed probe."""
+        async with asyncio.TaskGroup() as group:
+            probing = group.create_task(self._probe(standing))
+            async for status in self._side.watch():
+                standing.report(status)
+            probing.cancel()
+
+    async def _probe(self, standing: Standing) -> None:
+        """A worker whose load does not change sends nothing: ask it, so that silence never means health."""
+        while True:
+            await asyncio.sleep(self._probe_s)
+            if self._clock() - standing.seen_at >= self._probe_s:
+                await self._side.limits(self._probe_s)
+                standing.seen()
+
+
+async def _statuses(call: Any) -> AsyncIterator[common_pb2.WorkerStatus]:
+    stream: rpc.GrpcStream[Any, Any] = rpc.GrpcStream(call)
+    try:
+        while (message := await stream.receive()) is not None:
+            yield message.status
+    finally:
+        stream.cancel()

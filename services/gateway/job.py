@@ -1,0 +1,76 @@
+"""One accepted request on its way through the services. Knows values only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.sampling.params import SamplingParams
+from protos.deepinfer.v1 import common_pb2, recipe_pb2
+from services.gateway.tap import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a surface accepted.
+
+    Either `render` (a chat body or a text) or `token_ids` is the prompt. `max_tokens` None leaves it to the model's
+    encoding; `sampling.max_tokens` then means nothing. `prompt_field` is what errors about the prompt name.
+    """
+
+    request_id: str
+    model: str
+    salt: bytes
+    dialect: recipe_pb2.Dialect
+    sampling: SamplingParams
+    max_tokens: int | None
+    prompt_field: str
+    render: recipe_pb2.RenderRequest | None = None
+    token_ids: tuple[int, ...] = ()
+    use_cache: bool = True
+    stream: bool = True
+    include_usage: bool = False
+    created: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What the present workers of one model take."""
+
+    max_prompt_tokens: int
+    max_total_tokens: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A job's prompt in tokens, with sampling fully decided."""
+
+    token_ids: Sequence[int]
+    parsing_options: bytes
+    sampling: SamplingParams
+    eos_token_ids: frozenset[int]
+
+    @property
+    def max_total_tokens(self) -> int:
+        return len(self.token_ids) + self.sampling.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How an answer ended."""
+
+    reason: common_pb2.FinishReason
+    stop: str
+    usage: common_pb2.Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One step of an answer: tokens, what they say, and on the last one how it ended."""
+
+    batch: Batch
+    events: Sequence[recipe_pb2.ParseEvent]
+    prompt_logprobs: Sequence[common_pb2.TokenLogprob] = ()
+    finish: Finish | None = None

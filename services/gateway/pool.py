@@ -1,0 +1,221 @@
+"""The pool: every worker and recipe that discovery names and that answers. Knows membership; routing decides."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fabric.discovery import Discovery, MemberInfo
+from fabric.errors import NotFound, ServiceError, Unavailable
+from fabric.telemetry import logs
+from protos.deepinfer.v1 import decode_pb2_grpc, gateway_pb2, prefill_pb2_grpc, recipe_pb2, recipe_pb2_grpc
+from services.gateway import rpc
+from services.gateway.follower import DecodeSide, Follower, PrefillSide
+from services.gateway.job import ModelLimits
+from services.gateway.link import Link
+from services.gateway.peers import GrpcDecode, GrpcPrefill, GrpcRecipe, Recipe
+from services.gateway.router import Demand, Router, Worker
+from services.gateway.standing import Standing
+from services.gateway.workers import Chosen
+
+_log = logs.get("pool")
+# The longest deadline a call may have: after it no stream is left on a link.
+_RETIRE_S = 3600.0
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One instance: its link, the task that follows it, and what is known of it so far."""
+
+    link: Link
+    task: asyncio.Task[None]
+    standing: Standing | None = None
+    model: str = ""
+    seen_at: float = float("-inf")
+
+
+class Pool:
+    """`run` keeps it true; everything else answers from memory."""
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        router: Router,
+        stale_s: float,
+        probe_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._discovery, self._router, self._clock = discovery, router, clock
+        self._stale_s, self._probe_s = stale_s, probe_s
+        self._prefill: dict[str, _Entry] = {}
+        self._decode: dict[str, _Entry] = {}
+        self._recipe: dict[str, _Entry] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._turn = 0
+
+    async def run(self) -> None:
+        """Follows discovery until cancelled, then closes every link."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._members("prefill", self._prefill, self._follow_prefill))
+                group.create_task(self._members("decode", self._decode, self._follow_decode))
+                group.create_task(self._members("recipe", self._recipe, self._follow_recipe))
+        finally:
+            await self._close()
+
+    def ready(self) -> bool:
+        """Whether a request for at least one model could be served now."""
+        recipes = {entry.model for entry in self._alive_recipes()}
+        sides = (
+            {worker.model for worker in _views(side)}
+            for side in (self._usable(self._prefill), self._usable(self._decode))
+        )
+        return bool(recipes.intersection(*sides))
+
+    def limits(self, model: str) -> ModelLimits:
+        prefill, decode = self._standings(self._prefill, model), self._standings(self._decode, model)
+        if not prefill and not decode:
+            raise NotFound(f"no model {model!r} is served here", field="model", fix="see /v1/models for those that are")
+        if not prefill or not decode:
+            side = "decode" if prefill else "prefill"
+            raise Unavailable(f"no {side} worker serves this model now", fix="retry", retry_after_s=1.0)
+        info = decode[0].limits.model
+        return ModelLimits(
+            max_prompt_tokens=max(standing.limits.max_tokens for standing in prefill),
+            max_total_tokens=max(standing.limits.max_tokens for standing in decode),
+            vocab_size=info.vocab_size,
+            eos_token_ids=frozenset(info.eos_token_ids),
+        )
+
+    def recipe(self, model: str) -> Recipe:
+        self.limits(model)
+        able = [entry for entry in self._alive_recipes() if entry.model == model]
+        if not able:
+            raise Unavailable("no recipe service answers", fix="retry; if it stays, start one", retry_after_s=1.0)
+        self._turn += 1
+        return GrpcRecipe(able[self._turn % len(able)].link.stub(recipe_pb2_grpc.RecipeServiceStub))
+
+    def choose(self, demand: Demand, excluded: frozenset[str]) -> Chosen:
+        prefills = [view for view in _views(self._usable(self._prefill)) if view.key not in excluded]
+        decodes = [view for view in _views(self._usable(self._decode)) if view.key not in excluded]
+        pair = self._router.pick(demand, prefills, decodes)
+        prefill, decode = self._prefill[pair.prefill], self._decode[pair.decode]
+        view = next(view for view in prefills if view.key == pair.prefill)
+        return Chosen(
+            prefill_key=pair.prefill,
+            decode_key=pair.decode,
+            prefill=GrpcPrefill(prefill.link.stub(prefill_pb2_grpc.PrefillServiceStub)),
+            decode=GrpcDecode(decode.link.stub(decode_pb2_grpc.DecodeServiceStub)),
+            layout_fingerprint=view.layout_fingerprint,
+            model_revision=view.revision,
+            settle=_settler(((prefill, len(demand.token_ids) - pair.hit_tokens), (decode, len(demand.token_ids)))),
+        )
+
+    def models(self) -> list[gateway_pb2.ServedModel]:
+        """Every model that has both kinds of worker, sorted by name."""
+        prefill, decode = self._usable(self._prefill), self._usable(self._decode)
+        names = {view.model for view in _views(prefill)} & {view.model for view in _views(decode)}
+        return [self._served(name) for name in sorted(names)]
+
+    def _served(self, name: str) -> gateway_pb2.ServedModel:
+        prefill, decode = self._standings(self._prefill, name), self._standings(self._decode, name)
+        limits = self.limits(name)
+        return gateway_pb2.ServedModel(
+            model=decode[0].limits.model,
+            max_prompt_tokens=min(limits.max_prompt_tokens, limits.max_total_tokens - 1),
+            max_output_tokens=limits.max_total_tokens - 1,
+            prefill_workers=len(prefill),
+            decode_workers=len(decode),
+        )
+
+    def _standings(self, side: dict[str, _Entry], model: str) -> list[Standing]:
+        return [standing for standing in self._usable(side) if standing.limits.model.name == model]
+
+    def _usable(self, side: dict[str, _Entry]) -> list[Standing]:
+        known = [entry.standing for entry in side.values() if entry.standing is not None]
+        return [standing for standing in known if standing.usable(self._stale_s)]
+
+    def _alive_recipes(self) -> list[_Entry]:
+        horizon = self._clock() - self._stale_s
+        return [entry for entry in self._recipe.values() if entry.seen_at >= horizon]
+
+    async def _members(
+        self, service: str, side: dict[str, _Entry], follow: Callable[[Link], Coroutine[Any, Any, None]]
+    ) -> None:
+        members: AsyncIterator[tuple[MemberInfo, ...]] = self._discovery.members(service)
+        async for snapshot in members:
+            links = {link.key: link for link in map(Link, snapshot)}
+            for key in side.keys() - links.keys():
+                self._remove(side.pop(key))
+                _log.info("worker left", service=service, worker=key)
+            for key in links.keys() - side.keys():
+                side[key] = _Entry(links[key], asyncio.create_task(follow(links[key]), name=f"follow {key}"))
+
+    def _remove(self, entry: _Entry) -> None:
+        entry.task.cancel()
+        task = asyncio.create_task(entry.link.retire(_RETIRE_S), name="retire")
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    async def _follow_prefill(self, link: Link) -> None:
+        await Follower(
+            link.key, PrefillSide(link), self._publisher(self._prefill, link), self._clock, self._probe_s
+        ).run()
+
+    async def _follow_decode(self, link: Link) -> None:
+        await Follower(
+            link.key, DecodeSide(link), self._publisher(self._decode, link), self._clock, self._probe_s
+        ).run()
+
+    async def _follow_recipe(self, link: Link) -> None:
+        """A recipe has no load to report: that it answers is all there is to know."""
+        stub: Any = link.stub(recipe_pb2_grpc.RecipeServiceStub)
+        while True:
+            entry = self._recipe.get(link.key)
+            try:
+                info = await rpc.unary(stub.Info, recipe_pb2.RecipeServiceInfoRequest(), "", self._probe_s)
+                if entry is not None:
+                    entry.model, entry.seen_at = info.model, self._clock()
+            except ServiceError:
+                if entry is not None:
+                    entry.seen_at = float("-inf")
+            await asyncio.sleep(self._probe_s)
+
+    def _publisher(self, side: dict[str, _Entry], link: Link) -> Callable[[Standing], None]:
+        def publish(standing: Standing) -> None:
+            if link.key in side:
+                side[link.key].standing = standing
+
+        return publish
+
+    async def _close(self) -> None:
+        entries = [entry for side in (self._prefill, self._decode, self._recipe) for entry in side.values()]
+        for task in (*(entry.task for entry in entries), *self._retiring):
+            task.cancel()
+        await asyncio.gather(*(entry.task for entry in entries), *self._retiring, return_exceptions=True)
+        for entry in entries:
+            await entry.link.close()
+
+
+def _views(standings: Iterable[Standing]) -> list[Worker]:
+    return [standing.view() for standing in standings]
+
+
+def _settler(shares: Iterable[tuple[_Entry, int]]) -> Callable[[], None]:
+    """Counts a request's tokens at its workers; the result takes them off again."""
+    open_sends = []
+    for entry, tokens in shares:
+        entry.link.use()
+        if entry.standing is not None:
+            open_sends.append((entry.link, entry.standing, entry.standing.send(tokens)))
+
+    def settle() -> None:
+        while open_sends:
+            link, standing, number = open_sends.pop()
+            standing.settle(number)
+            link.leave()
+
+    return settle

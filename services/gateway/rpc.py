@@ -1,0 +1,110 @@
+"""Calls to other services for one request: its id, its deadline, its errors as ours. Knows no message."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+
+from fabric import deadline, errors
+from fabric.errors import Unavailable
+from fabric.interceptors import REQUEST_ID_KEY
+
+OutT = TypeVar("OutT", contravariant=True)
+InT = TypeVar("InT", covariant=True)
+
+
+class Stream(Protocol[OutT, InT]):
+    """One streaming call. `receive` gives None at its end; every failure is a ServiceError."""
+
+    async def send(self, message: OutT) -> None: ...
+
+    async def done(self) -> None:
+        """Nothing more will be sent."""
+
+    async def receive(self) -> InT | None: ...
+
+    def cancel(self) -> None:
+        """Ends the call from this side; safe to repeat."""
+
+
+class GrpcStream(Generic[OutT, InT]):
+    """A stream over gRPC, its deadline the current one, shrunk."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def send(self, message: OutT) -> None:
+        try:
+            await self._call.write(message)
+        except asyncio.InvalidStateError:
+            raise await self._ended() from None
+        except grpc.aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        except asyncio.CancelledError as error:
+            _refuse_foreign_cancel(error)
+            raise
+
+    async def done(self) -> None:
+        try:
+            await self._call.done_writing()
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            return  # already over: the next receive says why
+
+    async def receive(self) -> InT | None:
+        try:
+            message = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise errors.from_rpc(error) from error
+        except asyncio.CancelledError as error:
+            _refuse_foreign_cancel(error)
+            raise
+        return None if message is grpc.aio.EOF else message
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    async def _ended(self) -> errors.ServiceError:
+        code, details = await self._call.code(), await self._call.details()
+        if code is grpc.StatusCode.OK:
+            return Unavailable("the peer ended the call early", fix="retry")
+        trailing = await self._call.trailing_metadata()
+        return errors.from_rpc(grpc.aio.AioRpcError(code, await self._call.initial_metadata(), trailing, details))
+
+
+def duplex(method: Any, request_id: str) -> GrpcStream[Any, Any]:
+    """Opens a call whose both sides stream."""
+    return GrpcStream(method(timeout=deadline.shrunk_s(), metadata=metadata(request_id)))
+
+
+def incoming(method: Any, request: Any, request_id: str) -> GrpcStream[Any, Any]:
+    """Opens a call that answers one message with a stream."""
+    return GrpcStream(method(request, timeout=deadline.shrunk_s(), metadata=metadata(request_id)))
+
+
+async def unary(method: Any, request: Any, request_id: str, timeout_s: float | None = None) -> Any:
+    """One message for one message.
+
+    Raises:
+        ServiceError: what the peer raised, or what the transport met.
+    """
+    try:
+        return await method(request, timeout=deadline.shrunk_s(timeout_s), metadata=metadata(request_id))
+    except grpc.aio.AioRpcError as error:
+        raise errors.from_rpc(error) from error
+    except asyncio.CancelledError as error:
+        _refuse_foreign_cancel(error)
+        raise
+
+
+def metadata(request_id: str) -> tuple[tuple[str, str], ...]:
+    """What accompanies every call of a request."""
+    return ((REQUEST_ID_KEY, request_id),) if request_id else ()
+
+
+def _refuse_foreign_cancel(error: asyncio.CancelledError) -> None:
+    """The library reports a peer's CANCELLED as our own cancellation; nobody here asked for one."""
+    task = asyncio.current_task()
+    if task is not None and not task.cancelling():
+        raise Unavailable("the peer cancelled the call", fix="retry") from error

@@ -1,0 +1,32 @@
+"""Settings of the gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+
+from fabric.settings import ServiceSettings
+
+
+class GatewaySettings(ServiceSettings, env_prefix="DEEPINFER_GATEWAY_"):
+    """The gateway: what clients call, over gRPC and OpenAI's HTTP API."""
+
+    http: str = Field("127.0.0.1:8000", description="host:port of the HTTP API; port 0 takes a free one")
+    keys_file: Path | None = Field(
+        None, description="file of API keys, one `name blake2b-hex` a line; without one everybody is one tenant"
+    )
+    salt_secret: SecretStr = Field(
+        SecretStr(""),
+        description="secret that tenants' cache salts derive from; default: new at each start, so caches start cold",
+    )
+    max_inflight: int = Field(48, ge=1, description="most requests being worked on; more wait in fair order")
+    max_queued: int = Field(2048, ge=0, description="most requests that wait; more are refused with 429")
+    max_queued_per_tenant: int = Field(2048, ge=0, description="most waiting requests of one tenant")
+    request_timeout_s: float = Field(120.0, gt=0, le=3600, description="longest life of an HTTP request")
+    max_body_bytes: int = Field(4 << 20, ge=1024, description="largest HTTP body")
+    coalesce_ms: float = Field(
+        0.0, ge=0, le=1000, description="milliseconds in which tokens after the first are gathered into one message"
+    )
+    stale_s: float = Field(2.5, gt=0, description="seconds without a sign of a worker after which it gets no work")
+    probe_s: float = Field(1.0, gt=0, description="seconds between two checks of a worker that sends nothing")

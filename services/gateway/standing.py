@@ -1,0 +1,114 @@
+"""What the gateway knows of one worker: its report, what it holds, what was sent since. Knows a clock, no network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protos.deepinfer.v1 import common_pb2
+from services.gateway.router import Worker
+
+MAX_HELD_KEYS = 1 << 18
+_HALF_LIFE_S = 2.0
+# A report may have been made just before our request arrived there: only older sends count as reported.
+_REPORT_LAG_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a worker's Info says once."""
+
+    model: common_pb2.ModelInfo
+    epoch: int
+    max_tokens: int
+    max_requests: int
+
+
+@dataclass(slots=True)
+class _Sent:
+    tokens: int
+    at: float
+
+
+class Standing:
+    """One incarnation of one worker. `clock` gives monotonic seconds."""
+
+    def __init__(self, key: str, limits: Limits, clock: Callable[[], float]) -> None:
+        self.key, self.limits = key, limits
+        self._clock = clock
+        self._status = common_pb2.WorkerStatus()
+        self._held: set[bytes] = set()
+        self._sent: dict[int, _Sent] = {}
+        self._next_send = 0
+        self._recent, self._recent_at = 0.0, clock()
+        self.connected = True
+        self.seen_at = clock()
+
+    @property
+    def draining(self) -> bool:
+        return self._status.draining
+
+    def report(self, status: common_pb2.WorkerStatus) -> None:
+        """Takes a status; one that another overtook is dropped."""
+        self.seen()
+        if status.sequence < self._status.sequence:
+            return
+        self._status = status
+        self._update_held(status)
+        horizon = self._clock() - _REPORT_LAG_S
+        for number in [number for number, sent in self._sent.items() if sent.at <= horizon]:
+            del self._sent[number]
+
+    def seen(self) -> None:
+        """The worker gave a sign of life."""
+        self.seen_at, self.connected = self._clock(), True
+
+    def lost(self) -> None:
+        """The connection broke: no work until the worker is seen again."""
+        self.connected = False
+
+    def usable(self, stale_s: float) -> bool:
+        """Whether it may get work: connected, not draining, heard of lately."""
+        return self.connected and not self.draining and self._clock() - self.seen_at <= stale_s
+
+    def send(self, tokens: int) -> int:
+        """Counts work just given to it; returns the number to `settle` it with."""
+        now = self._clock()
+        self._recent, self._recent_at = self._recent_now(now) + tokens, now
+        self._next_send += 1
+        self._sent[self._next_send] = _Sent(tokens, now)
+        return self._next_send
+
+    def settle(self, number: int) -> None:
+        """That work is over."""
+        self._sent.pop(number, None)
+
+    def view(self) -> Worker:
+        """The worker as routing sees it now."""
+        status, model = self._status, self.limits.model
+        return Worker(
+            key=self.key,
+            model=model.name,
+            revision=model.revision,
+            layout_fingerprint=model.layout.fingerprint,
+            block_tokens=model.layout.block_tokens,
+            max_tokens=self.limits.max_tokens,
+            max_requests=max(1, self.limits.max_requests),
+            queued_tokens=status.queued_tokens,
+            sent_tokens=sum(sent.tokens for sent in self._sent.values()),
+            recent_tokens=self._recent_now(self._clock()),
+            requests=status.running_requests + status.waiting_requests + len(self._sent),
+            blocks_free=status.blocks_free,
+            held=self._held,
+        )
+
+    def _update_held(self, status: common_pb2.WorkerStatus) -> None:
+        if status.keys_reset:
+            self._held.clear()
+        self._held.difference_update(status.keys_removed)
+        room = MAX_HELD_KEYS - len(self._held)
+        self._held.update(status.keys_added[: max(0, room)])
+
+    def _recent_now(self, now: float) -> float:
+        return self._recent * math.exp2(-(now - self._recent_at) / _HALF_LIFE_S)

@@ -1,0 +1,44 @@
+"""Who can serve: what the flow asks of the pool, and one choice of a pair. Knows no network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.gateway.job import ModelLimits
+from services.gateway.peers import Decode, Prefill, Recipe
+from services.gateway.router import Demand
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A pair for one request. `settle`, called once, takes the request off their load again."""
+
+    prefill_key: str
+    decode_key: str
+    prefill: Prefill
+    decode: Decode
+    layout_fingerprint: str
+    model_revision: str
+    settle: Callable[[], None]
+
+    def key_of(self, side: str) -> str:
+        """The worker of "prefill" or "decode"."""
+        return self.prefill_key if side == "prefill" else self.decode_key
+
+
+class Workers(Protocol):
+    """The services that are there now."""
+
+    def limits(self, model: str) -> ModelLimits:
+        """Raises NotFound for a model that nobody serves, Unavailable where one of its sides is missing."""
+        ...
+
+    def recipe(self, model: str) -> Recipe:
+        """Raises NotFound or Unavailable where none answers."""
+        ...
+
+    def choose(self, demand: Demand, excluded: frozenset[str]) -> Chosen:
+        """Raises Unavailable where no pair is left outside `excluded`."""
+        ...
