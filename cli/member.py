@@ -61,8 +61,9 @@ class Member:
         self._enter(State.SERVING, now)
 
     def drained(self, now: float) -> None:
-        """It was told to stop."""
-        self._enter(State.DRAINING, now)
+        """It was told to stop. What had failed stays failed, so that the end of a stack still tells why."""
+        if self.state is not State.FAILED:
+            self._enter(State.DRAINING, now)
 
     def ended(self, now: float, reason: str) -> None:
         """Its process is gone: stopped as asked, or to be restarted after a backoff, or failed for good."""

@@ -145,4 +145,5 @@ class Supervisor:
             if not await process.wait(grace_s):
                 process.kill()
                 await process.wait(timeout_s=5)
-        self._bury(one, "")
+        if one.member.state is State.DRAINING:
+            self._bury(one, "")

@@ -86,5 +86,5 @@ def line(row: Row, took_s: float) -> str:
     if row.state is State.SERVING:
         parts.append(f"after {seconds(took_s)}, pid {row.pid}, {row.endpoints.http or row.endpoints.address}")
     if row.reason:
-        parts.append(f"({row.reason})")
+        parts.append(f"again after {row.reason}" if row.state is State.STARTING else f"({row.reason})")
     return " ".join(parts)

@@ -139,6 +139,8 @@ class _Stack:
         )
         for path in self._word:
             runtime.write_atomically(path, self._told)
+        if not out.is_terminal:  # where there is no table that says it
+            out.print(f"ready: {self._told.model} at http://{gateway.http}/v1, gRPC at {gateway.address}")
 
     def _row(self, name: str) -> Row:
         return next(row for row in self._supervisor.rows() if row.task.name == name)

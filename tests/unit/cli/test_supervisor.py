@@ -144,3 +144,15 @@ async def test_rows_show_no_process_for_what_has_ended(ended):
     assert rows[ended].pid is None
     assert rows[ended].endpoints == Endpoints()
     assert rows[ended].reason == "exit code 3"
+
+
+async def test_what_had_failed_is_still_named_after_the_drain():
+    stack = Stack({"etcd": (), "gateway": ()})
+    stack.answering = {"etcd"}
+    for now in (0.0, 60.0, 61.0, 121.0):
+        stack.now = now
+        await stack.supervisor.tick()
+    await stack.supervisor.drain(grace_s=1)
+    assert stack.states() == {"etcd": State.STOPPED, "gateway": State.FAILED}
+    assert stack.supervisor.failed is not None
+    assert stack.supervisor.failed.task.name == "gateway"

@@ -56,3 +56,4 @@ def test_a_plain_line_tells_state_duration_and_reason():
     serving = row("gateway", State.SERVING, pid=2, endpoints=Endpoints("127.0.0.1:7", "127.0.0.1:8000"))
     assert line(serving, 1.5) == "gateway    serving after 1.5 s, pid 2, 127.0.0.1:8000"
     assert line(row("etcd", State.FAILED, reason="exit code 1"), 1.0) == "etcd       failed (exit code 1)"
+    assert line(row("etcd", State.STARTING, reason="exit code 1"), 1.0) == "etcd       starting again after exit code 1"
