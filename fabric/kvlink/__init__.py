@@ -1,1 +1,41 @@
 """The KV link: bytes of one process written one-sided into slabs of another. Knows buffers, never models."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from fabric.errors import StartError
+from fabric.kvlink.link import Link, Notice, Region, Token, Write
+
+__all__ = ["Link", "Notice", "Region", "Token", "Write", "open_link"]
+
+
+def open_link(url: str, name: str, epoch: int) -> Link:
+    """Opens the transport that the URL names: ucx://, tcp://host[:port] or inproc://. Call it from a running loop.
+
+    Args:
+        url: what carries the bytes. UCX obeys its own UCX_* variables, such as UCX_TLS and UCX_NET_DEVICES.
+        name: this instance, unique in the deployment; peers see it as `LinkAddress.peer`.
+        epoch: this incarnation of it; higher than every earlier one.
+
+    Raises:
+        StartError: no such transport, or it cannot start here.
+    """
+    parts = urlsplit(url)
+    match parts.scheme:
+        case "ucx":
+            from fabric.kvlink import ucx_lanes
+
+            ucx_lanes.prepare()  # UCX reads its environment when its library is loaded
+            from fabric.kvlink.ucx import UcxLink
+
+            return UcxLink(name, epoch)
+        case "tcp":
+            from fabric.kvlink.tcp import TcpLink
+
+            return TcpLink(parts.hostname or "127.0.0.1", parts.port or 0, name, epoch)
+        case "inproc":
+            from fabric.kvlink.inproc import InprocLink
+
+            return InprocLink(name, epoch)
+    raise StartError(f"no KV transport for {url!r}", field="transport", fix="use ucx://, tcp://host:port or inproc://")

@@ -1,0 +1,173 @@
+"""The landing desk: memory that writers write to, and the only door from there into live blocks. Knows no models.
+
+Bytes never land in live memory. They land in slabs registered once; `commit` copies them out and believes only what it
+hashed at the destination. A one-sided writer cannot be fenced, so a slab is reused only when its writer said that it
+finished or is proven dead; until then it is in quarantine, where a late write spoils nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from fabric.errors import DataLoss
+from fabric.kvlink.link import Link
+from fabric.kvlink.slabs import SlabBook, SlabState, Writer
+from fabric.kvlink.verify import Placement, check_placements, copy_verified
+from fabric.records import Landing
+from fabric.telemetry import logs
+
+_log = logs.get("landing")
+# Below this a thread costs more than the copy.
+_INLINE_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class LandingStats:
+    """Slabs by state now, and what happened since the start."""
+
+    slab_bytes: int
+    free: int
+    granted: int
+    quarantined: int
+    retired: int
+    grants_total: int
+    quarantines_total: int
+    retirements_total: int
+    committed_bytes_total: int
+    digest_mismatches_total: int
+
+
+class LandingPool:
+    """Slabs of one link. All methods run in the link's event loop.
+
+    Args:
+        link: where writers reach the memory; the pool registers it there once.
+        capacity_bytes: all landing memory of this process, rounded up to whole slabs.
+        slab_bytes: unit of grants.
+        retire_after_s: seconds after which nobody waits for a silent writer any more.
+        max_doubt_share: share of the slabs that may be in doubt before grants are refused.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        capacity_bytes: int,
+        slab_bytes: int = 256 << 10,
+        retire_after_s: float = 60.0,
+        max_doubt_share: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        slabs = -(-capacity_bytes // slab_bytes)
+        # Touched once here: a first write by a peer would otherwise pay for every page fault.
+        self._memory = np.full(slabs * slab_bytes, 0, np.uint8)
+        self._link = link
+        self._region = link.register(self._memory)
+        self._book = SlabBook(slabs, slab_bytes, max_doubt_share)
+        self._retire_after_s = retire_after_s
+        self._clock = clock
+        self._expecting: dict[str, ExitStack] = {}
+        self._committed_bytes = 0
+        self._mismatches = 0
+
+    def grant(self, owner: str, nbytes: int) -> Landing:
+        """Memory for one writer, until `release`. `owner` becomes the landing's id and must be new.
+
+        Raises:
+            InvalidArgument: more than the pool has, or `owner` holds a landing already.
+            Exhausted: no room now.
+        """
+        self.sweep()
+        grant = self._book.take(owner, nbytes)
+        waiting = self._expecting[owner] = ExitStack()
+        waiting.enter_context(self._link.expecting())
+        offset = grant.first * self._book.slab_bytes
+        return Landing(owner, self._link.address, self._region.token.pack(), offset, nbytes)
+
+    async def commit(self, owner: str, placements: Sequence[Placement]) -> None:
+        """Copies extents out of the owner's landing into live memory and verifies every byte there.
+
+        Call it when the writer's notice or receipt says that these extents are complete; other extents of the same
+        landing may still be arriving.
+
+        Raises:
+            InvalidArgument: no such landing, or an extent does not fit; nothing was copied.
+            DataLoss: a digest differs. What was copied must not be used.
+        """
+        grant = self._book.read(owner)
+        try:
+            landing = self._memory[grant.first * self._book.slab_bytes :][: grant.count * self._book.slab_bytes]
+            check_placements(placements, landing.nbytes)
+            total = sum(placement.extent.size for placement in placements)
+            if total <= _INLINE_BYTES:
+                copy_verified(landing, placements)
+            else:
+                await _to_thread(copy_verified, landing, placements)
+            self._committed_bytes += total
+        except DataLoss:
+            self._mismatches += 1
+            raise
+        finally:
+            self._book.read_done(grant, self._clock())
+            self._follow_up(owner)
+
+    def release(self, owner: str, writer: Writer) -> bool:
+        """Gives a landing back as far as its writer allows; a later call with better news frees what was in doubt.
+
+        Returns False where there was nothing to release: safe to repeat.
+        """
+        released = self._book.release(owner, writer, self._clock())
+        self._follow_up(owner)
+        return released
+
+    def state(self, owner: str) -> SlabState:
+        """FREE for an owner without a landing."""
+        grant = self._book.find(owner)
+        return SlabState.FREE if grant is None else grant.state
+
+    def sweep(self) -> int:
+        """Retires what was in quarantine for too long; also done by every grant. Returns how many landings."""
+        retired = self._book.retire(self._clock(), self._retire_after_s)
+        if retired:
+            _log.warning("landings retired", landings=retired, in_doubt=self._book.count()[SlabState.RETIRED])
+            for owner in list(self._expecting):
+                self._follow_up(owner)
+        return retired
+
+    def stats(self) -> LandingStats:
+        totals, history = self._book.count(), self._book.history
+        return LandingStats(
+            slab_bytes=self._book.slab_bytes,
+            free=totals[SlabState.FREE],
+            granted=totals[SlabState.GRANTED],
+            quarantined=totals[SlabState.QUARANTINED],
+            retired=totals[SlabState.RETIRED],
+            grants_total=history["granted"],
+            quarantines_total=history["quarantined"],
+            retirements_total=history["retired"],
+            committed_bytes_total=self._committed_bytes,
+            digest_mismatches_total=self._mismatches,
+        )
+
+    def _follow_up(self, owner: str) -> None:
+        """Notices are expected while a writer may still send one: granted or in quarantine, not retired."""
+        if self.state(owner) in (SlabState.FREE, SlabState.RETIRED):
+            waiting = self._expecting.pop(owner, None)
+            if waiting is not None:
+                waiting.close()
+
+
+async def _to_thread(work: Callable[..., None], *arguments: object) -> None:
+    """Runs `work` to its end even when the caller is cancelled: its memory must not be given back meanwhile."""
+    task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -1,0 +1,89 @@
+"""The KV link over UCX (NIXL): one-sided WRITE with notification. Knows deadlines and peers, not the agent's calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from fabric.errors import DeadlineExceeded
+from fabric.kvlink import plan, ucx_lanes
+from fabric.kvlink.inbox import Inbox
+from fabric.kvlink.link import Notice, Region, Token, Write, as_bytes
+from fabric.kvlink.peers import PeerBook
+from fabric.kvlink.ucx_agent import Agent, agent_name
+from fabric.kvlink.ucx_driver import Driver
+from fabric.records import LinkAddress
+from fabric.telemetry import logs
+
+_log = logs.get("kvlink")
+
+
+class UcxLink:
+    """Public methods run in the event loop that opened the link. A push without writes is a notice without delivery
+    report: NIXL confirms writes alone.
+    """
+
+    def __init__(self, name: str, epoch: int) -> None:
+        """Raises StartError where UCX cannot start."""
+        self._name, self._epoch = name, epoch
+        self._inbox = Inbox()
+        self._peers = PeerBook()
+        self._regions: list[Region] = []
+        self._lane = ucx_lanes.UNCONNECTED
+        self._driver = Driver(agent_name(name, epoch), asyncio.get_running_loop(), self._inbox)
+        self._metadata = self._driver.submit(Agent.metadata).result()
+
+    @property
+    def address(self) -> LinkAddress:
+        return LinkAddress("ucx://", self._name, self._epoch, self._metadata)
+
+    @property
+    def lane(self) -> str:
+        if self._lane == ucx_lanes.UNCONNECTED:
+            self._lane = ucx_lanes.chosen()
+        return self._lane
+
+    def register(self, buffer: Any) -> Region:
+        memory = as_bytes(buffer)
+        region = Region(Token(len(self._regions), memory.ctypes.data, memory.nbytes), memory)
+
+        def work(agent: Agent) -> bytes:
+            agent.register(region.token.base, region.token.nbytes)
+            return agent.metadata()
+
+        self._metadata = self._driver.submit(work).result()
+        self._regions.append(region)
+        return region
+
+    async def push(
+        self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes = b"", timeout_s: float
+    ) -> None:
+        replaced = self._peers.admit(address)
+        if replaced is not None:
+            self._driver.forget(agent_name(replaced.peer, replaced.epoch))
+        planned = [(plan.check(write), plan.coalesce(write)) for write in writes if len(write.sizes)]
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.wrap_future(self._driver.push(address, planned, notify))
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"push to {address.peer} not done after {timeout_s:.3g} s") from error
+        if self._lane == ucx_lanes.UNCONNECTED:
+            _log.info("lane chosen", lane=self.lane, peer=address.peer)
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        self._driver.expect(1)
+        try:
+            yield
+        finally:
+            if not self._driver.closed:
+                self._driver.expect(-1)
+
+    def notices(self) -> AsyncIterator[Notice]:
+        return aiter(self._inbox)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._driver.close)
+        self._inbox.close()

@@ -1,0 +1,219 @@
+"""The one thread that calls a NIXL agent: jobs in, completions and notices out. Knows when to poll and when to sleep.
+
+It sleeps on its queue while nothing is in flight and nothing is expected, so an idle link costs nothing here. Otherwise
+it polls, since NIXL wakes nobody in Python: often at first, rarer the longer nothing comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fabric.errors import Cancelled, ServiceError, Unavailable
+from fabric.kvlink.inbox import Inbox
+from fabric.kvlink.link import Token, Write
+from fabric.kvlink.ucx_agent import Agent, agent_name
+from fabric.records import LinkAddress
+from fabric.telemetry import logs
+
+_log = logs.get("kvlink")
+ResultT = TypeVar("ResultT")
+Planned = list[tuple[Token, Write]]
+
+# Seconds. A poll may delay what it finds by a tenth of the time already waited, within these bounds.
+_SHARE = 0.1
+_MIN_S = 0.00005
+_MAX_TRANSFER_S = 0.001
+_MAX_NOTICE_S = 0.005
+
+
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    """One push in flight. Whoever waits gives it up by cancelling the future."""
+
+    handle: int
+    peer: str
+    started_at: float
+    future: Future[None]
+
+
+class Driver:
+    """Owns the agent. `submit` and `push` may be called from any thread."""
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, inbox: Inbox) -> None:
+        """Raises StartError where the agent cannot start."""
+        self._loop = loop
+        self._inbox = inbox
+        self._jobs: queue.SimpleQueue[Callable[[Agent], None] | None] = queue.SimpleQueue()
+        self._metadata: dict[str, bytes] = {}
+        self._transfers: list[_Transfer] = []
+        self._expecting = 0
+        self._quiet_since = 0.0
+        self._open = True
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(name, started), name="kvlink-ucx", daemon=True)
+        self._thread.start()
+        started.result()
+
+    def submit(self, work: Callable[[Agent], ResultT]) -> Future[ResultT]:
+        """Runs `work` on the agent's thread."""
+        future: Future[ResultT] = Future()
+
+        def job(agent: Agent) -> None:
+            try:
+                future.set_result(work(agent))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._put(job)
+        return future
+
+    def push(self, address: LinkAddress, writes: Planned, notify: bytes) -> Future[None]:
+        """Starts a transfer; the future ends when it does. Cancelling the future gives the transfer up."""
+        future: Future[None] = Future()
+        self._put(lambda agent: self._start(agent, address, writes, notify, future))
+        return future
+
+    def forget(self, peer: str) -> None:
+        """Fails what is in flight to an incarnation that is gone, and drops its metadata."""
+        self._put(lambda agent: self._forget(agent, peer))
+
+    def expect(self, change: int) -> None:
+        """Counts who waits for notices."""
+
+        def job(_: Agent) -> None:
+            self._expecting += change
+            self._quiet_since = time.monotonic()
+
+        self._put(job)
+
+    @property
+    def closed(self) -> bool:
+        return not self._open
+
+    def close(self) -> None:
+        """Ends the thread and the agent; what is in flight fails."""
+        if self._open:
+            self._open = False
+            self._jobs.put(None)
+        self._thread.join()
+
+    def _put(self, job: Callable[[Agent], None]) -> None:
+        if not self._open:
+            raise Unavailable("this link is closed")
+        self._jobs.put(job)
+
+    def _run(self, name: str, started: Future[None]) -> None:
+        try:
+            agent = Agent(name)
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        try:
+            while True:
+                try:
+                    job = self._jobs.get(timeout=self._sleep_s())
+                except queue.Empty:
+                    job = _nothing
+                if job is None:
+                    return
+                job(agent)
+                self._poll(agent)
+        finally:
+            self._open = False
+            for transfer in list(self._transfers):
+                self._end(agent, transfer, Cancelled("the link was closed"))
+            agent.close()
+
+    def _sleep_s(self) -> float | None:
+        """How long to wait for a job before polling again; None when there is nothing to poll for."""
+        now = time.monotonic()
+        waits = []
+        if self._transfers:
+            waits.append(min(_MAX_TRANSFER_S, (now - self._transfers[-1].started_at) * _SHARE))
+        if self._expecting:
+            waits.append(min(_MAX_NOTICE_S, (now - self._quiet_since) * _SHARE))
+        return max(_MIN_S, min(waits)) if waits else None
+
+    def _start(self, agent: Agent, address: LinkAddress, writes: Planned, notify: bytes, future: Future[None]) -> None:
+        if future.cancelled():
+            return
+        peer = agent_name(address.peer, address.epoch)
+        try:
+            if self._metadata.get(peer) != address.metadata:
+                agent.load_peer(address.metadata)
+                self._metadata[peer] = address.metadata
+            if writes:
+                handle = agent.post(peer, writes, notify)
+                self._transfers.append(_Transfer(handle, peer, time.monotonic(), future))
+                return
+            if notify:
+                agent.notify(peer, notify)
+            _settle(future, None)
+        except ServiceError as error:
+            self._fail_peer(agent, peer, error)
+            _settle(future, error)
+
+    def _poll(self, agent: Agent) -> None:
+        for transfer in list(self._transfers):
+            if transfer not in self._transfers:
+                continue  # ended together with its peer
+            try:
+                if transfer.future.cancelled() or agent.done(transfer.handle):
+                    self._end(agent, transfer, None)
+            except ServiceError as error:
+                self._end(agent, transfer, error)
+                self._fail_peer(agent, transfer.peer, error)
+        if self._expecting and self._inbox.room > 0:
+            self._take_notices(agent)
+
+    def _take_notices(self, agent: Agent) -> None:
+        try:
+            notices = agent.arrived()
+        except ServiceError as error:
+            _log.error("notifications lost", error=str(error))
+            return
+        if notices:
+            self._quiet_since = time.monotonic()
+            self._loop.call_soon_threadsafe(self._inbox.put_now, notices)
+
+    def _end(self, agent: Agent, transfer: _Transfer, error: ServiceError | None) -> None:
+        if transfer in self._transfers:
+            self._transfers.remove(transfer)
+        agent.release(transfer.handle)
+        _settle(transfer.future, error)
+
+    def _fail_peer(self, agent: Agent, peer: str, error: ServiceError) -> None:
+        """A peer that is gone must be met anew: its connection does not heal."""
+        if isinstance(error, Unavailable):
+            self._forget(agent, peer)
+
+    def _forget(self, agent: Agent, peer: str) -> None:
+        for transfer in [each for each in self._transfers if each.peer == peer]:
+            self._end(agent, transfer, Unavailable(f"{peer} is gone"))
+        if self._metadata.pop(peer, None) is not None:
+            try:
+                agent.forget_peer(peer)
+            except ServiceError as error:
+                _log.warning("peer not forgotten", peer=peer, error=str(error))
+
+
+def _nothing(_: Agent) -> None:
+    """The job of a turn that only polls."""
+
+
+def _settle(future: Future[None], error: ServiceError | None) -> None:
+    """Ends a future that its owner may cancel at the same moment."""
+    if not future.set_running_or_notify_cancel():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,59 @@
+"""Digests of canonical bytes, and copies that are checked where they arrive. Knows xxh3-64 and nothing of slabs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from fabric.errors import DataLoss, InvalidArgument
+from fabric.kvlink.link import Bytes
+from fabric.records import Extent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """One extent of a receipt and the live memory (uint8 [extent.size]) it goes to."""
+
+    extent: Extent
+    destination: Bytes
+
+
+def digest(memory: Bytes) -> int:
+    """xxh3-64 of contiguous bytes; releases the interpreter."""
+    return xxhash.xxh3_64_intdigest(memory.data)
+
+
+def check_placements(placements: Sequence[Placement], landing_bytes: int) -> None:
+    """Raises InvalidArgument, before any copy, where an extent leaves the landing or does not match its destination."""
+    for placement in placements:
+        extent, destination = placement.extent, placement.destination
+        if extent.offset < 0 or extent.size <= 0 or extent.end > landing_bytes:
+            raise InvalidArgument(f"{_name(extent)} leaves its landing of {landing_bytes} bytes", field="extents")
+        if destination.dtype != np.uint8 or destination.shape != (extent.size,) or not destination.flags.c_contiguous:
+            raise InvalidArgument(f"{_name(extent)} does not match its destination", field="extents")
+
+
+def copy_verified(landing: Bytes, placements: Sequence[Placement]) -> None:
+    """Copies every extent to its destination and checks the digest of what arrived there.
+
+    The destination is what is hashed: a writer that changes the landing during the copy is caught as well. Extent by
+    extent, so that the hash reads what the copy left in the processor's cache.
+
+    Raises:
+        DataLoss: naming the group and block of the first extent that differs. Nothing copied may be used.
+    """
+    for placement in placements:
+        extent, destination = placement.extent, placement.destination
+        np.copyto(destination, landing[extent.offset : extent.end])
+        found = digest(destination)
+        if found != extent.digest:
+            raise DataLoss(
+                f"{_name(extent)} has digest {found:016x}, its receipt says {extent.digest:016x}", field="digest"
+            )
+
+
+def _name(extent: Extent) -> str:
+    return f"group {extent.group} block {extent.block}"

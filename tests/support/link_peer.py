@@ -1,0 +1,238 @@
+"""A peer on the KV link for tests: in this process, or as a child that can be killed and frozen.
+
+Run with `python -m tests.support.link_peer URL NAME EPOCH`; it reads one JSON command a line and answers with one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fabric.errors import ServiceError
+from fabric.kvlink import Link, open_link
+from fabric.kvlink.inproc import InprocLink
+from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.link import Bytes
+from fabric.kvlink.plan import lay_out, write_to
+from fabric.kvlink.verify import digest
+from fabric.records import Extent, Landing, LinkAddress
+from tests.support import procs
+
+SOURCE_BYTES = 8 << 20
+
+
+def source_bytes(seed: int) -> Bytes:
+    """What a peer with this seed has to send, uint8 [SOURCE_BYTES]."""
+    return np.random.default_rng(seed).integers(0, 256, SOURCE_BYTES, dtype=np.uint8)
+
+
+def sealed(seed: int, sizes: list[int]) -> list[Extent]:
+    """The receipt of a push of consecutive extents of these sizes."""
+    memory, offsets = source_bytes(seed), lay_out(np.array(sizes, np.int64)).tolist()
+    return [
+        Extent("latent", block, 1, offset, size, digest(memory[offset : offset + size]))
+        for block, (offset, size) in enumerate(zip(offsets, sizes, strict=True))
+    ]
+
+
+class Pusher:
+    """Pushes consecutive extents of its source into landings."""
+
+    def __init__(self, link: Link, seed: int) -> None:
+        self.link = link
+        self._source = link.register(source_bytes(seed))
+
+    async def push(self, landing: Landing, sizes: list[int], notify: str, timeout_s: float) -> None:
+        array = np.array(sizes, np.int64)
+        offsets = lay_out(array)
+        write = write_to(landing, self._source, offsets, offsets, array)
+        await self.link.push(landing.address, [write], notify=notify.encode(), timeout_s=timeout_s)
+
+
+class Peer(Protocol):
+    """What a contract test does to the other side, whatever it is."""
+
+    async def push(self, landing: Landing, sizes: list[int], notify: str, timeout_s: float = 10.0) -> str: ...
+    async def start_push(self, landing: Landing, sizes: list[int], notify: str, timeout_s: float = 10.0) -> None: ...
+    async def pushed(self) -> str: ...
+    async def grant(self, owner: str, nbytes: int) -> Landing: ...
+    async def landed(self, owner: str, nbytes: int) -> int: ...
+    async def freeze(self) -> None: ...
+    async def thaw(self) -> None: ...
+    async def kill(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Commands:
+    """Carries commands out on a link of its own."""
+
+    def __init__(self, link: Link, seed: int) -> None:
+        self._pusher = Pusher(link, seed)
+        self._pool = LandingPool(link, SOURCE_BYTES)
+        self._memory: dict[str, tuple[int, int]] = {}
+
+    async def push(self, landing: Landing, sizes: list[int], notify: str, timeout_s: float) -> str:
+        """ "ok", or the code of the error that the push raised."""
+        try:
+            await self._pusher.push(landing, sizes, notify, timeout_s)
+        except ServiceError as error:
+            return error.code
+        return "ok"
+
+    def grant(self, owner: str, nbytes: int) -> Landing:
+        return self._pool.grant(owner, nbytes)
+
+    def landed(self, owner: str, nbytes: int) -> int:
+        """Digest of the first `nbytes` bytes of a landing."""
+        grant = self._pool._book.find(owner)
+        assert grant is not None
+        start = grant.first * self._pool._book.slab_bytes
+        return digest(self._pool._memory[start : start + nbytes])
+
+
+class InprocPeer:
+    """The other side in this process; its failures are the fake's."""
+
+    def __init__(self, link: InprocLink, seed: int) -> None:
+        self._link = link
+        self._commands = Commands(link, seed)
+        self._running: asyncio.Task[str] | None = None
+
+    async def push(self, landing: Landing, sizes: list[int], notify: str, timeout_s: float = 10.0) -> str:
+        return await self._commands.push(landing, sizes, notify, timeout_s)
+
+    async def start_push(self, landing: Landing, sizes: list[int], notify: str, timeout_s: float = 10.0) -> None:
+        self._running = asyncio.create_task(self.push(landing, sizes, notify, timeout_s))
+
+    async def pushed(self) -> str:
+        assert self._running is not None
+        return await self._running
+
+    async def grant(self, owner: str, nbytes: int) -> Landing:
+        return self._commands.grant(owner, nbytes)
+
+    async def landed(self, owner: str, nbytes: int) -> int:
+        return self._commands.landed(owner, nbytes)
+
+    async def freeze(self) -> None:
+        self._link.freeze()
+
+    async def thaw(self) -> None:
+        self._link.thaw()
+
+    async def kill(self) -> None:
+        await self._link.close()
+
+    async def close(self) -> None:
+        await self._link.close()
+
+
+class ProcessPeer:
+    """The other side as a child process."""
+
+    def __init__(self, url: str, name: str, epoch: int, seed: int, log: Path) -> None:
+        command = procs.python("-m", "tests.support.link_peer", url, name, str(epoch), str(seed))
+        self._process = procs.Process(command, log)
+
+    async def ready(self) -> None:
+        assert (await self._answer())["event"] == "ready"
+
+    async def push(self, landing: Landing, sizes: list[int], notify: str, timeout_s: float = 10.0) -> str:
+        await self.start_push(landing, sizes, notify, timeout_s)
+        return await self.pushed()
+
+    async def start_push(self, landing: Landing, sizes: list[int], notify: str, timeout_s: float = 10.0) -> None:
+        self._tell("push", landing=_pack(landing), sizes=sizes, notify=notify, timeout_s=timeout_s)
+
+    async def pushed(self) -> str:
+        return str((await self._answer())["result"])
+
+    async def grant(self, owner: str, nbytes: int) -> Landing:
+        self._tell("grant", owner=owner, nbytes=nbytes)
+        return _unpack((await self._answer())["landing"])
+
+    async def landed(self, owner: str, nbytes: int) -> int:
+        self._tell("landed", owner=owner, nbytes=nbytes)
+        return int((await self._answer())["digest"])
+
+    async def freeze(self) -> None:
+        self._process.freeze()
+
+    async def thaw(self) -> None:
+        self._process.thaw()
+
+    async def kill(self) -> None:
+        await asyncio.to_thread(self._process.kill)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._process.close)
+
+    async def cpu_s(self) -> float:
+        """Processor time that the child has used, in seconds."""
+        self._tell("cpu")
+        return float((await self._answer())["cpu_s"])
+
+    async def end(self) -> int:
+        """Asks it to close its link and to leave; returns its exit code."""
+        self._tell("end")
+        return await asyncio.to_thread(self._process.wait)
+
+    def _tell(self, command: str, **arguments: Any) -> None:
+        self._process.tell(json.dumps({"command": command} | arguments))
+
+    async def _answer(self) -> dict[str, Any]:
+        return await asyncio.to_thread(self._process.json)
+
+
+def _pack(landing: Landing) -> dict[str, Any]:
+    address = landing.address
+    return {
+        "id": landing.id,
+        "address": [address.url, address.peer, address.epoch, address.metadata.hex()],
+        "region": landing.region.hex(),
+        "offset": landing.offset,
+        "size": landing.size,
+    }
+
+
+def _unpack(packed: dict[str, Any]) -> Landing:
+    url, peer, epoch, metadata = packed["address"]
+    address = LinkAddress(url, peer, epoch, bytes.fromhex(metadata))
+    return Landing(packed["id"], address, bytes.fromhex(packed["region"]), packed["offset"], packed["size"])
+
+
+async def _serve(url: str, name: str, epoch: int, seed: int) -> None:
+    link = open_link(url, name, epoch)
+    commands = Commands(link, seed)
+    _say({"event": "ready"})
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        request = json.loads(line)
+        match request["command"]:
+            case "push":
+                landing = _unpack(request["landing"])
+                result = await commands.push(landing, request["sizes"], request["notify"], request["timeout_s"])
+                _say({"result": result})
+            case "grant":
+                _say({"landing": _pack(commands.grant(request["owner"], request["nbytes"]))})
+            case "landed":
+                _say({"digest": commands.landed(request["owner"], request["nbytes"])})
+            case "cpu":
+                _say({"cpu_s": time.process_time()})
+            case "end":
+                break
+    await link.close()
+
+
+def _say(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
