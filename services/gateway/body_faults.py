@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from fabric.errors import InvalidArgument
 from services.gateway.chat_body import ChatBody
 
 # Names that pydantic puts into a location for the branch of a union it tried; clients never wrote them.
 _BRANCHES = frozenset({"system", "latest_reminder", "user", "assistant", "tool", "str", "NamedChoice"})
+_BRANCH_STARTS = ("constrained-", "list[", "literal[")
 _UNSUPPORTED = {
     "n": "one answer per request; send n requests",
     "response_format.type": "only 'text' is served by this deployment",
@@ -29,8 +31,18 @@ def read_chat(body: bytes) -> ChatBody:
     try:
         return ChatBody.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=True)[0]
-        raise _explain(first["type"], first["loc"], first["msg"], first.get("ctx", {})) from None
+        fault = _closest(error.errors(include_url=False, include_input=False, include_context=True))
+        raise _explain(fault["type"], fault["loc"], fault["msg"], fault.get("ctx", {})) from None
+
+
+def _closest(faults: list[ErrorDetails]) -> ErrorDetails:
+    """The first fault; where a list was tried as a string first, what is wrong with it as a list."""
+    first = faults[0]
+    if first["type"] != "string_type":
+        return first
+    where = _path(first["loc"])
+    inside = (fault for fault in faults[1:] if _path(fault["loc"]).startswith(where) and fault["type"] != "list_type")
+    return next(inside, first)
 
 
 def _explain(kind: str, loc: Sequence[str | int], said: str, context: dict[str, Any]) -> InvalidArgument:
@@ -61,6 +73,6 @@ def _path(loc: Sequence[str | int]) -> str:
     for part in loc:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part not in _BRANCHES and "[" not in part:
+        elif part not in _BRANCHES and not part.startswith(_BRANCH_STARTS):
             path += f".{part}" if path else part
     return path

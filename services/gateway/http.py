@@ -25,10 +25,11 @@ def create_app(
 ) -> FastAPI:
     """The HTTP application of one gateway."""
     app = FastAPI(title="deepinfer gateway", version=version, docs_url="/docs", redoc_url=None)
+    schema, parts = _chat_schema()
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(HTTPException, _http_error)
 
-    @app.post("/v1/chat/completions", openapi_extra=_chat_schema(), response_class=Response)
+    @app.post("/v1/chat/completions", openapi_extra=schema, response_class=Response)
     async def chat_completions() -> Response:
         """Answers a conversation, streaming or whole."""
         return ChatExchange(front, settings.max_body_bytes, settings.request_timeout_s)
@@ -68,6 +69,14 @@ def create_app(
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
+    document = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        whole = document()
+        whole.setdefault("components", {}).setdefault("schemas", {}).update(parts)
+        return whole
+
+    app.openapi = openapi  # type: ignore[method-assign]
     return app
 
 
@@ -86,11 +95,11 @@ def _model(served: gateway_pb2.ServedModel) -> dict[str, Any]:
     }
 
 
-def _chat_schema() -> dict[str, Any]:
-    """The body's schema for /docs: the exchange reads it itself, before FastAPI would."""
+def _chat_schema() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The body's schema for /docs and the parts it refers to: the exchange reads bodies itself, FastAPI does not."""
     schema = ChatBody.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    parts = schema.pop("$defs", {})
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}, parts
 
 
 async def _service_error(_: Request, error: Exception) -> Response:
