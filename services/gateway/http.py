@@ -34,6 +34,20 @@ def create_app(
         """Answers a conversation, streaming or whole."""
         return ChatExchange(front, settings.max_body_bytes, settings.request_timeout_s)
 
+    _add_models(app, front, pool)
+    _add_operations(app, pool, registry, version)
+    document = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        whole = document()
+        whole.setdefault("components", {}).setdefault("schemas", {}).update(parts)
+        return whole
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    return app
+
+
+def _add_models(app: FastAPI, front: Front, pool: Pool) -> None:
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         """Models that are served now."""
@@ -49,6 +63,8 @@ def create_app(
             raise NotFound("no such model is served here", field="model", fix="see /v1/models")
         return JSONResponse(_model(found[0]))
 
+
+def _add_operations(app: FastAPI, pool: Pool, registry: CollectorRegistry, version: str) -> None:
     @app.get("/health")
     async def health() -> Response:
         """The process answers."""
@@ -68,16 +84,6 @@ def create_app(
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-    document = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        whole = document()
-        whole.setdefault("components", {}).setdefault("schemas", {}).update(parts)
-        return whole
-
-    app.openapi = openapi  # type: ignore[method-assign]
-    return app
 
 
 def _model(served: gateway_pb2.ServedModel) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class Codec:
         if len(ids) != 1:
             raise StartError(
                 f"{self._files.tokenizer_path} has no token {token.default_str()!r}",
-                field="model_dir",
+                field="model",
                 fix=f"use the tokenizer of a model with the {self.encoding} encoding, or choose another encoding",
             )
         return ids[0]
@@ -255,7 +255,7 @@ def _tokenizer(files: ModelFiles) -> recipe.Tokenizer:
     except (ValueError, RuntimeError) as error:
         raise StartError(
             f"{files.tokenizer_path} is not a tokenizer that deepseek-recipe reads",
-            field="model_dir",
+            field="model",
             fix="download the file again",
         ) from error
 

@@ -55,8 +55,8 @@ def _read(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise StartError(
             f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8'}",
-            field="model_dir",
-            fix="point model_dir at a complete model folder with config.json and tokenizer.json",
+            field="model",
+            fix="point --model at a complete model folder with config.json and tokenizer.json",
         ) from error
 
 
@@ -64,11 +64,11 @@ def _config(path: Path) -> dict[str, Any]:
     try:
         tree = json.loads(_read(path))
     except (ValueError, RecursionError) as error:
-        raise StartError(f"{path} is not JSON", field="model_dir", fix="download the file again") from error
+        raise StartError(f"{path} is not JSON", field="model", fix="download the file again") from error
     needed = ("max_position_embeddings", "vocab_size")
     bad = [name for name in needed if not isinstance(tree, dict) or not isinstance(tree.get(name), int)]
     if bad:
-        raise StartError(f"{path}: {bad[0]} is not a whole number", field="model_dir", fix=f"set {bad[0]}")
+        raise StartError(f"{path}: {bad[0]} is not a whole number", field="model", fix=f"set {bad[0]}")
     return dict(tree)
 
 
@@ -84,4 +84,4 @@ def _tokenizers(source: str, path: Path) -> tuple[Tokenizer, Tokenizer]:
         tree["added_tokens"], tree["post_processor"] = [], None
         return full, Tokenizer.from_str(json.dumps(tree))
     except Exception as error:  # the library raises bare Exception
-        raise StartError(f"{path} is not a tokenizer", field="model_dir", fix="download the file again") from error
+        raise StartError(f"{path} is not a tokenizer", field="model", fix="download the file again") from error

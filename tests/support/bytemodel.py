@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import deepseek_recipe as recipe
@@ -13,6 +14,7 @@ _NAMES = [name for name in dir(recipe.SpecialToken) if name[0].isupper()]
 SPELLINGS = [getattr(recipe.SpecialToken, name).default_str() for name in _NAMES]
 
 
+@cache
 def tokenizer() -> Tokenizer:
     """One token a byte (ids 0 to 255 in no order to rely on), then the control tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -113,7 +113,7 @@ class _Worker:
         seen = 0
         while True:
             async with self._changed:
-                await self._changed.wait_for(lambda: self.status.sequence > seen)
+                await self._changed.wait_for(lambda: self.status.sequence > seen)  # noqa: B023
                 current = self.status
             seen = current.sequence
             yield current

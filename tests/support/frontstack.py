@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx2
+
 from fabric.discovery import open_discovery
 from fabric.server import Chassis
 from services.gateway.build import build as build_gateway
@@ -47,9 +48,14 @@ class FrontStack:
         )
 
     async def until_idle(self, within_s: float) -> None:
-        async with asyncio.timeout(within_s):
-            while not self.idle():
-                await asyncio.sleep(0.005)
+        await until(self.idle, within_s)
+
+
+async def until(condition: Callable[[], bool], within_s: float) -> None:
+    """Waits for something that tells nobody of its change. Raises TimeoutError."""
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 def events(text: str) -> list[dict[str, Any]]:
@@ -85,7 +91,7 @@ async def front_stack(folder: Path, prefills: int = 1, decodes: int = 1, **setti
 
 async def _until_ready(client: httpx2.AsyncClient) -> None:
     async with asyncio.timeout(10.0):
-        while not await _is_ready(client):
+        while not await _is_ready(client):  # noqa: ASYNC110  another service decides: there is nothing to wait on
             await asyncio.sleep(0.02)
 
 
