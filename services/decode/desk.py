@@ -1,4 +1,4 @@
-"""Desk: reservations from Reserve to their one end. Joins tickets, engine memory and landings; lets nothing unverified in."""
+"""Desk: reservations from start to end. Joins tickets, engine memory and landings; admits only verified KV."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from engine.requests import HeldKV, Reservation
 from engine.runner import EngineRunner
 from fabric.errors import InvalidArgument, ServiceError
-from fabric.kvlink import LandingPool, Link, Writer
+from fabric.kvlink import Link
+from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.slabs import Writer
+from fabric.kvlink.verify import Placement
 from fabric.records import Landing
 from fabric.telemetry import logs
 from services.decode.telemetry import DecodeMetrics
@@ -20,7 +23,6 @@ from services.worker.failures import engine_errors
 from services.worker.geometry import Handoff
 from services.worker.notices import HandoffNotice
 from services.worker.receipts import Receipt, require_complete
-from services.worker.together import settled
 
 _log = logs.get("desk")
 
@@ -65,8 +67,6 @@ class Desk:
         self._engine, self._link, self._landings, self._book = engine, link, landings, book
         self._mint, self._metrics, self.max_total_tokens = mint, metrics, max_total_tokens
         self._holdings: dict[str, Holding] = {}
-        self._landed: dict[str, Landing] = {}
-        self._quarantined: dict[str, Landing] = {}
         self.signs = 0  # notices and sweeps: they move while tickets wait, though the engine has nothing to do
 
     @property
@@ -76,8 +76,8 @@ class Desk:
 
     @property
     def quarantined(self) -> int:
-        """Landings whose writers are in doubt."""
-        return len(self._quarantined)
+        """Tickets whose writers are in doubt."""
+        return len(self._book) - self._book.open
 
     async def reserve(self, ask: ReserveAsk) -> Holding:
         """Takes blocks, a window slot and a landing, or nothing.
@@ -96,17 +96,17 @@ class Desk:
         reservation = await self._reserve_memory(ask)
         try:
             handoff = Handoff(self._engine.engine.model.layout, len(ask.tokens), reservation.held_tokens)
-            landing = self._landings.grant(ask.request_id, handoff.landing_bytes)
+            ticket_id = self._mint()
+            landing = self._landings.grant(ticket_id, handoff.landing_bytes)
             try:
-                ticket = self._book.issue(self._mint(), ask.request_id)
+                self._book.issue(ticket_id, ask.request_id)
             except ServiceError:
-                self._landings.release(landing, Writer.FINISHED)
+                self._landings.release(ticket_id, Writer.NEVER_STARTED)
                 raise
         except BaseException:
             self._engine.release(ask.request_id)
             raise
-        self._landed[ticket.id] = landing
-        holding = self._holdings[ticket.id] = Holding(ticket.id, ask, reservation, handoff, landing)
+        holding = self._holdings[ticket_id] = Holding(ticket_id, ask, reservation, handoff, landing)
         return holding
 
     @asynccontextmanager
@@ -138,10 +138,11 @@ class Desk:
         with self._metrics.transfer(holding.handoff.landing_bytes):
             require_complete(receipt, holding.handoff)
             kv = HeldKV(holding.reservation.blocks, holding.reservation.slot, len(holding.ask.tokens))
-            views = [extent_view(self._engine.engine.pool, item.group, item.block, kv) for item in receipt.extents]
-            await settled(self._landings.commit(holding.landing, receipt.extents, views))
+            pool = self._engine.engine.pool
+            placements = [Placement(item, extent_view(pool, item.group, item.block, kv)) for item in receipt.extents]
+            await self._landings.commit(holding.ticket_id, placements)
         self._book.arrived(holding.ticket_id, last=True)  # all of it is here: nothing is left to be written
-        self._landings.release(self._landed.pop(holding.ticket_id), Writer.FINISHED)
+        self._landings.release(holding.ticket_id, Writer.FINISHED)
 
     def release(self, ticket_id: str, writer: WriterState) -> bool:
         """Ends a ticket; False if there was nothing to end. Safe to repeat."""
@@ -157,7 +158,7 @@ class Desk:
             return
         self.signs += 1
         if self._book.arrived(notice.handoff_id, notice.last):
-            self._landings.release(self._quarantined.pop(notice.handoff_id), Writer.FINISHED)
+            self._landings.release(notice.handoff_id, Writer.FINISHED)
 
     def sweep(self) -> None:
         """Ends every ticket whose lease is over."""
@@ -179,17 +180,12 @@ class Desk:
             self.noticed(notice.payload)
 
     def _drop(self, ticket: Ticket) -> None:
+        """Safe to repeat: a ticket in quarantine drops its engine memory now, its landing when its writer is done."""
         holding = self._holdings.pop(ticket.id, None)
-        if holding is None:  # quarantined earlier; its writer is known to be done now
-            self._landings.release(self._quarantined.pop(ticket.id), Writer.FINISHED)
-            return
-        self._engine.release(holding.ask.request_id)
-        landing = self._landed.pop(ticket.id, None)
-        if landing is not None and ticket.state is TicketState.QUARANTINED:
-            self._quarantined[ticket.id] = landing
-            self._landings.release(landing, Writer.UNKNOWN)
-        elif landing is not None:
-            self._landings.release(landing, Writer.FINISHED)
+        if holding is not None:
+            self._engine.release(holding.ask.request_id)
+        in_doubt = ticket.state is TicketState.QUARANTINED
+        self._landings.release(ticket.id, Writer.UNKNOWN if in_doubt else Writer.FINISHED)
 
     async def _reserve_memory(self, ask: ReserveAsk) -> Reservation:
         tokens = ask.tokens if ask.use_cache else None

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from fabric.health import Progress
-from fabric.kvlink import LandingPool
+from fabric.kvlink.landing import LandingPool
 from fabric.lifecycle import background
 from fabric.server import Service
 from protos.deepinfer.v1 import decode_pb2 as pb
@@ -33,41 +33,41 @@ class DecodeServicer(rpc.DecodeServiceServicer):
     """`deepinfer.v1.DecodeService`."""
 
     def __init__(self, core: Core, desk: Desk, board: EngineBoard, settings: DecodeSettings) -> None:
-        self._core, self._desk, self._board, self._settings = core, desk, board, settings
+        self.core, self.desk, self._board, self._settings = core, desk, board, settings
 
     async def Info(self, request: pb.DecodeServiceInfoRequest, context: Any) -> pb.DecodeServiceInfoResponse:
-        engine, settings = self._core.engine.engine, self._settings
+        engine, settings = self.core.engine.engine, self._settings
         return pb.DecodeServiceInfoResponse(
             model=pack_model(engine.model),
-            instance=self._core.identity.instance,
-            epoch=self._core.identity.epoch,
-            max_total_tokens=self._desk.max_total_tokens,
+            instance=self.core.identity.instance,
+            epoch=self.core.identity.epoch,
+            max_total_tokens=self.desk.max_total_tokens,
             max_sequences=settings.max_sequences,
             lease_ms=round(settings.lease_s * 1000),
             landing_bytes=settings.landing_mb * _MIB,
-            transport_lane=self._core.link.lane,
-            kernels=self._core.kernels,
+            transport_lane=self.core.link.lane,
+            kernels=self.core.kernels,
         )
 
     async def Watch(self, request: pb.DecodeServiceWatchRequest, context: Any) -> None:
-        identity = self._core.identity
+        identity = self.core.identity
         async for status in self._board.watch():
             packed = pack_status(status, identity.instance, identity.epoch)
             await context.write(pb.DecodeServiceWatchResponse(status=packed))
 
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveResponse:
-        holding = await self._desk.reserve(wire.unpack_reserve(request))
-        ticket = wire.pack_ticket(holding, self._core.identity.epoch, self._settings.lease_s)
+        holding = await self.desk.reserve(wire.unpack_reserve(request))
+        ticket = wire.pack_ticket(holding, self.core.identity.epoch, self._settings.lease_s)
         return pb.ReserveResponse(ticket=ticket)
 
     async def Generate(self, request: pb.DecodeServiceGenerateRequest, context: Any) -> None:
         ask = wire.unpack_generate(request)
-        async with self._desk.serving(ask.ticket_id, ask.request_id, ask.receipt.epoch) as holding:
+        async with self.desk.serving(ask.ticket_id, ask.request_id, ask.receipt.epoch) as holding:
             emit = lambda output: context.write(wire.pack_output(output))  # noqa: E731
-            await generate(self._core.engine, self._desk, holding, ask, emit)
+            await generate(self.core.engine, self.desk, holding, ask, emit)
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
-        return pb.ReleaseResponse(released=self._desk.release(request.ticket_id, wire.unpack_writer(request.writer)))
+        return pb.ReleaseResponse(released=self.desk.release(request.ticket_id, wire.unpack_writer(request.writer)))
 
 
 @asynccontextmanager
@@ -85,7 +85,8 @@ async def build(settings: DecodeSettings) -> AsyncIterator[Service]:
         export_engine(core.metrics, "decode", lambda: board.now.load.engine)
         runner = core.engine
         # Tickets that wait for their prefill are work too: notices and sweeps are the steps that it takes.
-        moving = Progress(lambda: desk.open + runner.pending, lambda: desk.signs + runner.steps, settings.stall_s)
+        pending = lambda: desk.open + (not runner.healthy)  # noqa: E731
+        moving = Progress(pending, lambda: desk.signs + runner.steps, settings.stall_s)
         yield Service(
             servicers=[(rpc.add_DecodeServiceServicer_to_server, DecodeServicer(core, desk, board, settings))],
             progress=moving,

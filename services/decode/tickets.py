@@ -68,10 +68,8 @@ class TicketBook:
         Raises:
             Exhausted: as many tickets as allowed are live.
         """
-        if len(self._live) >= self._max_tickets:
-            raise Exhausted(
-                f"{len(self._live)} tickets are open", fix="retry later or on another worker", retry_after_s=0.5
-            )
+        if self.open >= self._max_tickets:  # those in quarantine are bounded by the landing memory
+            raise Exhausted(f"{self.open} tickets are open", fix="retry later or on another worker", retry_after_s=0.5)
         ticket = self._live[ticket_id] = Ticket(ticket_id, request_id, self._clock() + self.lease_s)
         return ticket
 

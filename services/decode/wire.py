@@ -70,12 +70,12 @@ def pack_output(output: Batch | End) -> pb.DecodeServiceGenerateResponse:
     )
 
 
-_WRITERS = {
+_WRITERS: dict[pb.WriterState, WriterState] = {
     pb.WRITER_STATE_FINISHED: WriterState.FINISHED,
     pb.WRITER_STATE_NEVER_STARTED: WriterState.NEVER_STARTED,
 }
 
 
-def unpack_writer(state: int) -> WriterState:
+def unpack_writer(state: pb.WriterState) -> WriterState:
     """What is not known to be finished may still write."""
     return _WRITERS.get(state, WriterState.UNKNOWN)

@@ -43,7 +43,7 @@ class RedisIndex:
             found = await self._redis.mget([_PREFIX + key for key in keys]) if keys else []
         except (RedisError, OSError) as error:
             raise IndexLost(str(error)) from error
-        return [value.decode() if value else "" for value in found]
+        return [value.decode() if isinstance(value, bytes) else "" for value in found]
 
     async def close(self) -> None:
         await self._redis.aclose()

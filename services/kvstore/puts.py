@@ -1,4 +1,4 @@
-"""Puts: one writer's visit, from its offer to its commit. Knows what was granted; verifies before anything is visible."""
+"""Puts: one writer's visit, from its offer to its commit. Knows what was granted; what is visible was verified."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fabric.errors import DataLoss, InvalidArgument
-from fabric.kvlink import LandingPool, Writer, plan
+from fabric.kvlink import plan
+from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.slabs import Writer
+from fabric.kvlink.verify import Placement
 from fabric.records import Extent, Landing
 from services.kvstore.offers import Offer, RecordOffer, needed_by
 from services.kvstore.records import Record
 from services.kvstore.tier import DramTier
-from services.worker.together import settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class Committed:
 class PutSession:
     """`grant`, then the writer writes, then `commit`; `close` at the end, whatever happened."""
 
-    def __init__(self, tier: DramTier, landings: LandingPool, offer: Offer) -> None:
-        self.offer = offer
+    def __init__(self, tier: DramTier, landings: LandingPool, offer: Offer, id_: str, most_bytes: int) -> None:
+        self.offer, self.id, self._most_bytes = offer, id_, most_bytes
         self._tier, self._landings = tier, landings
         self._granted = Granted((), (), None)
         self._writer = Writer.FINISHED
@@ -46,10 +48,10 @@ class PutSession:
         Raises:
             Exhausted: no landing memory now.
         """
-        wanted = self.offer.wanted(lambda record: self._tier.by_id(record) is not None, self._landings.largest_bytes)
+        wanted = self.offer.wanted(lambda record: self._tier.by_id(record) is not None, self._most_bytes)
         sizes = np.array([self.offer.records[index].size for index in wanted], dtype=np.int64)
         if wanted:
-            landing = self._landings.grant("put", int(sizes.sum()))
+            landing = self._landings.grant(self.id, int(sizes.sum()))
             self._granted = Granted(wanted, tuple(plan.lay_out(sizes).tolist()), landing)
             self._writer = Writer.UNKNOWN
         return self._granted
@@ -82,7 +84,7 @@ class PutSession:
     def close(self) -> None:
         """Gives the landing back, in doubt unless the writer committed."""
         if self._granted.landing is not None:
-            self._landings.release(self._granted.landing, self._writer)
+            self._landings.release(self.id, self._writer)
             self._granted = Granted((), (), None)
 
     async def _take(self, offer: RecordOffer, offset: int, extents: Sequence[Extent]) -> Record | None:
@@ -96,8 +98,9 @@ class PutSession:
             return None
         inside = tuple(replace(extent, block=0, offset=extent.offset - offset) for extent in extents)
         views = [self._tier.memory[place + extent.offset : place + extent.end] for extent in inside]
+        placements = [Placement(extent, view) for extent, view in zip(extents, views, strict=True)]
         try:
-            await settled(self._landings.commit(self._granted.landing, extents, views))
+            await self._landings.commit(self.id, placements)
         except BaseException:
             self._tier.give(place)
             raise

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fabric import wire as fabric_wire
 from fabric.discovery import MemberInfo
 from fabric.health import Progress
-from fabric.kvlink import LandingPool, Link, open_link
+from fabric.kvlink import Link, open_link
+from fabric.kvlink.landing import LandingPool
 from fabric.lifecycle import Identity, background, new_identity
 from fabric.server import Service
 from fabric.telemetry.metrics import Metrics
@@ -32,23 +35,23 @@ class KvStoreServicer(rpc.KvStoreServiceServicer):
     """`deepinfer.v1.KvStoreService`."""
 
     def __init__(self, identity: Identity, store: Store, link: Link, settings: KvStoreSettings) -> None:
-        self._identity, self._store, self._link, self._settings = identity, store, link, settings
+        self._identity, self.store, self._link, self._settings = identity, store, link, settings
 
     async def Info(self, request: pb.KvStoreServiceInfoRequest, context: Any) -> pb.KvStoreServiceInfoResponse:
         return pb.KvStoreServiceInfoResponse(
             instance=self._identity.instance,
             epoch=self._identity.epoch,
-            capacity_bytes=self._store.tier.capacity,
-            used_bytes=self._store.tier.used,
-            records=len(self._store.tier),
-            max_record_bytes=min(self._store.tier.capacity, self._settings.landing_mb * _MIB),
+            capacity_bytes=self.store.tier.capacity,
+            used_bytes=self.store.tier.used,
+            records=len(self.store.tier),
+            max_record_bytes=min(self.store.tier.capacity, self._settings.landing_mb * _MIB),
             landing_bytes=self._settings.landing_mb * _MIB,
             transport_lane=self._link.lane,
             digest_kind=common.DIGEST_KIND_XXH3_64,
         )
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
-        found = await self._store.lookup(wire.unpack_names(request.blocks), wire.unpack_identity(request))
+        found = await self.store.lookup(wire.unpack_names(request.blocks), wire.unpack_identity(request))
         return pb.LookupResponse(
             blocks_held=found.held.blocks,
             anchor_blocks=found.held.anchored,
@@ -59,20 +62,20 @@ class KvStoreServicer(rpc.KvStoreServiceServicer):
     async def Get(self, request: pb.GetRequest, context: Any) -> pb.GetResponse:
         names, identity = wire.unpack_names(request.blocks), wire.unpack_identity(request)
         landing = fabric_wire.unpack_landing(request.landing)
-        return wire.pack_served(await self._store.get(names, request.first_block, request.anchor, identity, landing))
+        return wire.pack_served(await self.store.get(names, request.first_block, request.anchor, identity, landing))
 
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Any) -> None:
         offer = wire.unpack_offer((await wire.next_message(requests, "offer")).offer)
-        async with self._store.putting(offer) as session:
+        async with self.store.putting(offer) as session:
             await context.write(wire.pack_grant(session.grant()))
             commit = (await wire.next_message(requests, "commit")).commit
-            committed = await self._store.commit(session, wire.unpack_commit(commit))
+            committed = await self.store.commit(session, wire.unpack_commit(commit))
             done = pb.PutCommitted(stored=len(committed.stored), rejected=committed.rejected)
             await context.write(pb.PutResponse(committed=done))
 
     async def Retain(self, request: pb.RetainRequest, context: Any) -> pb.RetainResponse:
-        keys, keep_s, budget = wire.unpack_keep(request, self._store.tier.capacity)
-        retained, size = self._store.retain(keys, keep_s, budget)
+        keys, keep_s, budget = wire.unpack_keep(request, self.store.tier.capacity)
+        retained, size = self.store.retain(keys, keep_s, budget)
         return pb.RetainResponse(retained=retained, bytes=size)
 
 
@@ -92,6 +95,7 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
         hints = Hints(index, identity.instance, time.monotonic)
         await stack.enter_async_context(background(hints.run(), "hints"))
         store = _open_store(settings, link, hints, metrics)
+        await stack.enter_async_context(background(store.follow(), "notices"))
         yield Service(
             servicers=[(rpc.add_KvStoreServiceServicer_to_server, KvStoreServicer(identity, store, link, settings))],
             progress=Progress(),
@@ -106,6 +110,6 @@ def _open_store(settings: KvStoreSettings, link: Link, hints: Hints, metrics: Me
     exported = StoreMetrics(metrics)
     tier = DramTier(settings.memory_mb * _MIB, time.monotonic)
     landings = LandingPool(link, settings.landing_mb * _MIB)
-    limits = StoreLimits(settings.max_puts, settings.push_timeout_s)
+    limits = StoreLimits(settings.max_puts, settings.landing_mb * _MIB // 2, settings.push_timeout_s)
     exported.watch(lambda: tier.used, lambda: len(tier), lambda: hints.lost)
-    return Store(tier, link, landings, hints, limits, exported)
+    return Store(tier, link, landings, hints, limits, partial(secrets.token_hex, 16), exported)

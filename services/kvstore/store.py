@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fabric.errors import Exhausted, InvalidArgument
-from fabric.kvlink import LandingPool, Link, plan
+from fabric.kvlink import Link, plan
+from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.slabs import Writer
 from fabric.records import Extent, Landing
 from services.kvstore.hints import Hints
 from services.kvstore.offers import Offer, needed_by
@@ -18,12 +20,14 @@ from services.kvstore.puts import Committed, PutSession
 from services.kvstore.records import BlockName, Identity, Record, RecordKind
 from services.kvstore.telemetry import StoreMetrics
 from services.kvstore.tier import DramTier, Held
+from services.worker.notices import HandoffNotice
 from services.worker.together import settled
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
     max_puts: int
+    put_bytes: int  # most that one writer is granted
     push_timeout_s: float
 
 
@@ -53,13 +57,22 @@ class Store:
         landings: LandingPool,
         hints: Hints,
         limits: StoreLimits,
+        mint: Callable[[], str],
         metrics: StoreMetrics,
     ) -> None:
         self.tier, self._link, self._landings, self._hints = tier, link, landings, hints
         self._limits, self._metrics = limits, metrics
         self._region = link.register(tier.memory)
-        self._puts = 0
+        self._mint = mint
+        self._awaited: set[str] = set()
         tier.evicted = self._evicted
+
+    async def follow(self) -> None:
+        """Frees landings of writers that left without a commit, once they say that they have finished."""
+        async for notice in self._link.notices():
+            told = HandoffNotice.load(notice.payload)
+            if told is not None and told.last and told.handoff_id not in self._awaited:
+                self._landings.release(told.handoff_id, Writer.FINISHED)
 
     async def lookup(self, names: Sequence[BlockName], identity: Identity) -> Lookup:
         """How far a prefix is held here, and who holds what follows."""
@@ -103,15 +116,17 @@ class Store:
             InvalidArgument: the offer can never be taken. Exhausted: too many writers, or no landing memory.
         """
         offer.validate()
-        if self._puts >= self._limits.max_puts:
-            raise Exhausted(f"{self._puts} writers already", field="put", fix="offer it later", retry_after_s=0.5)
-        self._puts += 1
-        session = PutSession(self.tier, self._landings, offer)
+        if len(self._awaited) >= self._limits.max_puts:
+            raise Exhausted(
+                f"{len(self._awaited)} writers already", field="put", fix="offer it later", retry_after_s=0.5
+            )
+        session = PutSession(self.tier, self._landings, offer, self._mint(), self._limits.put_bytes)
+        self._awaited.add(session.id)
         try:
             with self.tier.pinned(self._parents(offer)):
                 yield session
         finally:
-            self._puts -= 1
+            self._awaited.discard(session.id)
             session.close()
 
     async def commit(self, session: PutSession, records: Sequence[Sequence[Extent]]) -> Committed:
@@ -125,7 +140,7 @@ class Store:
         return committed
 
     def retain(self, keys: Sequence[bytes], keep_s: float, budget_bytes: int) -> tuple[int, int]:
-        """Softly protects records from eviction, all retained ones together at most half of the tier. Returns count, bytes."""
+        """Softly protects records from eviction, at most half of the tier at a time. Returns how many, and bytes."""
         room = self.tier.capacity // 2 - self.tier.kept_bytes()
         return self.tier.retain(keys, keep_s, min(budget_bytes, max(room, 0)))
 
@@ -152,7 +167,8 @@ class Store:
         sizes = np.array([record.size for record in records], dtype=np.int64)
         sources = np.array([record.offset for record in records], dtype=np.int64)
         write = plan.write_to(landing, self._region, sources, plan.lay_out(sizes), sizes)
-        await settled(self._link.push(landing.address, [write], timeout_s=self._limits.push_timeout_s))
+        notify, timeout_s = HandoffNotice(landing.id, last=True).dump(), self._limits.push_timeout_s
+        await settled(self._link.push(landing.address, [write], notify=notify, timeout_s=timeout_s))
 
     def _evicted(self, record: Record) -> None:
         if record.id.kind is RecordKind.BLOCK:

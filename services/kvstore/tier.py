@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
+from fabric.kvlink.verify import digest
 from fabric.records import Extent
 from services.kvstore.eviction import EvictionOrder
 from services.kvstore.memory import SlabAllocator
@@ -89,7 +89,7 @@ class DramTier:
 
     def is_intact(self, record: Record) -> bool:
         """Whether every extent still has its digest. Reads all bytes: pin the record and call from a worker thread."""
-        return all(xxhash.xxh3_64_intdigest(view) == extent.digest for extent, view in self.views(record))
+        return all(digest(view) == extent.digest for extent, view in self.views(record))
 
     def views(self, record: Record) -> Iterator[tuple[Extent, Bytes]]:
         """Each extent with its bytes in the slab."""

@@ -1,4 +1,4 @@
-"""Asks: one request as prefill takes it, and the ticket that tells where its KV goes. Frozen values and their checks."""
+"""Asks: one request as prefill takes it, and the ticket that tells where its KV goes. Values and their checks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TicketGrant:
         """Where this prompt's extents go.
 
         Raises:
-            InvalidArgument: the ticket is another request's, another model's or another layout's, or has too little room.
+            InvalidArgument: the ticket is of another request, model or layout, or has too little room.
         """
         _require_equal("ticket.request_id", "request", self.request_id, ask.request_id)
         _require_equal("ticket.model_revision", "model revision", self.model_revision, model.revision)

@@ -1,9 +1,9 @@
-"""Job: one request's life in a prefill worker, from its arrival to its receipt. Owns the order of things; computes nothing."""
+"""Job: one request's life in a prefill worker, from arrival to receipt. Owns the order of things; computes nothing."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from engine.errors import EngineError
@@ -18,7 +18,7 @@ from services.prefill.ask import PrefillAsk, TicketGrant
 from services.prefill.keep import Keeper
 from services.prefill.load import Loader
 from services.prefill.marks import Marks
-from services.prefill.push import Pusher, PushLimits, PoolSource
+from services.prefill.push import PoolSource, Pusher, PushLimits
 from services.prefill.telemetry import PrefillMetrics
 from services.worker.failures import engine_errors, translate
 from services.worker.receipts import Receipt
@@ -152,7 +152,7 @@ class PrefillJob:
         return Done(receipt, ask.prompt_tokens, min(first.cached_tokens, ask.prompt_tokens), logprobs)
 
     def _cached_tokens(self) -> int:
-        """Read beside the engine's thread: the count is set once, at admission, and a call would wait for a whole step."""
+        """Read beside the engine's thread: set once, at admission; asking the thread would wait for a whole step."""
         engine = self._tools.engine.engine
         return engine.sealed(self._ask.request_id).cached_blocks * engine.model.layout.block_tokens
 

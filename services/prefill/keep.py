@@ -8,7 +8,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 import numpy as np
-import xxhash
 
 from engine.errors import EngineError
 from engine.requests import SealedKV
@@ -16,16 +15,17 @@ from engine.runner import EngineRunner
 from fabric import wire
 from fabric.channels import stream
 from fabric.errors import ServiceError
-from fabric.kvlink import Link, Write
+from fabric.kvlink import Link, Write, plan
+from fabric.kvlink.verify import digest
 from fabric.records import Extent, Landing
 from fabric.telemetry import logs
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import kvstore_pb2 as pb
-from protos.deepinfer.v1 import kvstore_pb2_grpc as rpc
 from services.prefill.push import PoolSource
 from services.prefill.stores import Stores
 from services.prefill.telemetry import PrefillMetrics
 from services.worker.geometry import record_places
+from services.worker.notices import HandoffNotice
 from services.worker.together import settled
 
 _log = logs.get("keep")
@@ -90,7 +90,8 @@ class Keeper:
             return
         items = _items(sealed, self._source)
         commit: asyncio.Future[pb.PutRequest] = asyncio.get_running_loop().create_future()
-        async with aclosing(stream(store.Put, self._messages(items, commit), timeout_s=self._timeout_s)) as replies:
+        put = stream(store.Put, self._messages(items, commit), timeout_s=self._timeout_s)
+        async with aclosing(put) as replies:
             async for reply in replies:
                 if reply.WhichOneof("message") == "grant":
                     commit.set_result(await self._fill(items, reply.grant))
@@ -112,7 +113,8 @@ class Keeper:
         landing, offsets = wire.unpack_landing(grant.landing), list(grant.offsets)
         if wanted:
             writes = self._writes(wanted, offsets, landing)
-            await settled(self._link.push(landing.address, writes, landing.id.encode(), self._timeout_s))
+            notify = HandoffNotice(landing.id, last=True).dump()
+            await settled(self._link.push(landing.address, writes, notify=notify, timeout_s=self._timeout_s))
         sealed = await asyncio.to_thread(self._seal, wanted, offsets)
         records = [wire.pack_extents(extents) for extents in sealed]
         return pb.PutRequest(commit=pb.PutCommit(records=records, digest_kind=common.DIGEST_KIND_XXH3_64))
@@ -126,9 +128,10 @@ class Keeper:
         ):
             chosen = [index for index, item in enumerate(wanted) if item.anchor is anchor]
             rows = np.array([wanted[index].row for index in chosen], dtype=np.int64)
-            remote = np.array([offsets[index] for index in chosen], dtype=np.int64) + landing.offset
+            places = np.array([offsets[index] for index in chosen], dtype=np.int64)
+            sizes = np.full(len(chosen), size, dtype=np.int64)
             if chosen:
-                writes.append(Write(region, rows * size, landing.region, remote, np.full(len(rows), size)))
+                writes.append(plan.write_to(landing, region, rows * size, places, sizes))
         return writes
 
     def _seal(self, wanted: Sequence[_Item], offsets: Sequence[int]) -> list[list[Extent]]:
@@ -138,7 +141,7 @@ class Keeper:
         pool, layout = self._source.pool, self._source.pool.layout
         view = pool.slot_extent if item.anchor else pool.block_extent
         places = record_places(layout.windows if item.anchor else layout.globals, item.tokens, offset)
-        return [place.sealed(xxhash.xxh3_64_intdigest(view(place.group, item.row))) for place in places]
+        return [place.sealed(digest(view(place.group, item.row))) for place in places]
 
 
 def _items(sealed: SealedKV, source: PoolSource) -> list[_Item]:

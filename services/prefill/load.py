@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from engine.errors import EngineError
 from engine.layout import Layout
@@ -14,7 +12,10 @@ from engine.runner import EngineRunner
 from fabric import wire
 from fabric.channels import call
 from fabric.errors import NotFound, ServiceError
-from fabric.kvlink import LandingPool, Writer
+from fabric.kvlink import Link
+from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.slabs import Writer
+from fabric.kvlink.verify import Placement
 from fabric.records import Extent, Landing
 from fabric.telemetry import logs
 from protos.deepinfer.v1 import common_pb2 as common
@@ -25,6 +26,7 @@ from services.prefill.stores import Stores
 from services.prefill.telemetry import PrefillMetrics
 from services.worker.extents import extent_view
 from services.worker.geometry import Handoff
+from services.worker.notices import HandoffNotice
 from services.worker.receipts import require_extents
 from services.worker.together import settled
 
@@ -35,11 +37,26 @@ class Loader:
     """Asks, lands, verifies, adopts. What was not verified never enters the prefix cache."""
 
     def __init__(
-        self, engine: EngineRunner, stores: Stores, landings: LandingPool, timeout_s: float, metrics: PrefillMetrics
+        self,
+        engine: EngineRunner,
+        stores: Stores,
+        link: Link,
+        landings: LandingPool,
+        mint: Callable[[], str],
+        timeout_s: float,
+        metrics: PrefillMetrics,
     ) -> None:
-        self._engine, self._stores, self._landings = engine, stores, landings
-        self._timeout_s, self._metrics = timeout_s, metrics
+        self._engine, self._stores, self._link, self._landings = engine, stores, link, landings
+        self._mint, self._timeout_s, self._metrics = mint, timeout_s, metrics
         self._layout: Layout = engine.engine.model.layout
+        self._awaited: set[str] = set()
+
+    async def follow(self) -> None:
+        """Frees landings that were given up once their store says that it has finished. Until cancelled."""
+        async for notice in self._link.notices():
+            told = HandoffNotice.load(notice.payload)
+            if told is not None and told.last and told.handoff_id not in self._awaited:
+                self._landings.release(told.handoff_id, Writer.FINISHED)
 
     async def load(self, ask: PrefillAsk) -> None:
         """Loads what a store has beyond this worker's own cache. Any failure is a miss, counted by reason."""
@@ -111,7 +128,8 @@ class Loader:
         """Has the store write the records into a landing and commits them from there into the load's memory."""
         size = self._layout.block_tokens
         handoff = Handoff(self._layout, load.to_block * size, load.from_block * size)
-        landing = self._landings.grant("kvstore", handoff.landing_bytes)
+        landing = self._landings.grant(self._mint(), handoff.landing_bytes)
+        self._awaited.add(landing.id)
         writer = Writer.UNKNOWN
         try:
             reply = await self._get(store, names, load.from_block, landing)
@@ -121,9 +139,10 @@ class Loader:
             with self._metrics.transfer(handoff.landing_bytes):
                 extents = wire.unpack_extents(common.ExtentList(extents=reply.extents))
                 require_extents(extents, handoff)
-                await self._landings.commit(landing, extents, self._destinations(extents, load))
+                await self._landings.commit(landing.id, self._placements(extents, load))
         finally:
-            self._landings.release(landing, writer)
+            self._awaited.discard(landing.id)
+            self._landings.release(landing.id, writer)
 
     async def _get(
         self, store: rpc.KvStoreServiceStub, names: Sequence[pb.BlockName], first: int, landing: Landing
@@ -140,10 +159,10 @@ class Loader:
         reply: pb.GetResponse = await call(store.Get, request, timeout_s=self._timeout_s)
         return reply
 
-    def _destinations(self, extents: Sequence[Extent], load: Load) -> list[np.ndarray]:
+    def _placements(self, extents: Sequence[Extent], load: Load) -> list[Placement]:
         pool = self._engine.engine.pool
         kv = HeldKV((*[-1] * load.from_block, *load.blocks), load.slot, 0)
-        return [extent_view(pool, extent.group, extent.block, kv) for extent in extents]
+        return [Placement(extent, extent_view(pool, extent.group, extent.block, kv)) for extent in extents]
 
     def _names(self, ask: PrefillAsk, local: LocalPrefix, usable: int) -> list[pb.BlockName]:
         size = self._layout.block_tokens

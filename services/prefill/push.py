@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import xxhash
 
 from engine.cache.pool import CachePool
 from engine.requests import HeldKV
 from fabric.errors import ServiceError
-from fabric.kvlink import Link, Region, Write
+from fabric.kvlink import Link, Region, Write, plan
+from fabric.kvlink.verify import digest
 from fabric.records import Extent
 from fabric.telemetry import logs
 from services.prefill.ask import TicketGrant
@@ -36,10 +36,7 @@ class PoolSource:
 
     def seal(self, places: Iterable[Place], kv: HeldKV) -> list[Extent]:
         """The extents of `places` with digests of the bytes as they are now."""
-        return [
-            place.sealed(xxhash.xxh3_64_intdigest(extent_view(self.pool, place.group, place.block, kv)))
-            for place in places
-        ]
+        return [place.sealed(digest(extent_view(self.pool, place.group, place.block, kv))) for place in places]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class PushLimits:
 
 
 class Pusher:
-    """Pushes one prompt into one landing. `held` reads where the prompt's KV is now; its blocks stay until `run` ends."""
+    """Pushes one prompt into one landing. `held` reads where its KV is now; the blocks must stay until `run` ends."""
 
     def __init__(
         self,
@@ -126,12 +123,13 @@ class Pusher:
 
     def _write(self, region: Region, rows: Offsets, offsets: Offsets, row_bytes: int) -> Write:
         """Rows of pool memory to places in the landing: one descriptor each, whatever the number of groups."""
-        remote = offsets + self._ticket.landing.offset
-        return Write(region, rows * row_bytes, self._ticket.landing.region, remote, np.full(len(rows), row_bytes))
+        sizes = np.full(len(rows), row_bytes, dtype=np.int64)
+        return plan.write_to(self._ticket.landing, region, rows * row_bytes, offsets, sizes)
 
     async def _say(self, last: bool) -> None:
         await self._send([], last)
 
     async def _send(self, writes: list[Write], last: bool) -> None:
         notify = HandoffNotice(self._ticket.id, last).dump()
-        await settled(self._link.push(self._ticket.landing.address, writes, notify, self._limits.timeout_s))
+        address, timeout_s = self._ticket.landing.address, self._limits.timeout_s
+        await settled(self._link.push(address, writes, notify=notify, timeout_s=timeout_s))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fabric.channels import Channels
 from fabric.discovery import open_discovery
 from fabric.health import Progress
-from fabric.kvlink import LandingPool
+from fabric.kvlink.landing import LandingPool
 from fabric.lifecycle import background
 from fabric.server import Service
 from protos.deepinfer.v1 import prefill_pb2 as pb
@@ -35,22 +37,22 @@ class PrefillServicer(rpc.PrefillServiceServicer):
     """`deepinfer.v1.PrefillService`."""
 
     def __init__(self, core: Core, worker: PrefillWorker, settings: PrefillSettings) -> None:
-        self._core, self._worker, self._settings = core, worker, settings
+        self.core, self.worker, self._settings = core, worker, settings
 
     async def Info(self, request: pb.PrefillServiceInfoRequest, context: Any) -> pb.PrefillServiceInfoResponse:
         return pb.PrefillServiceInfoResponse(
-            model=pack_model(self._core.engine.engine.model),
-            instance=self._core.identity.instance,
-            epoch=self._core.identity.epoch,
-            max_prompt_tokens=self._worker.max_prompt_tokens,
+            model=pack_model(self.core.engine.engine.model),
+            instance=self.core.identity.instance,
+            epoch=self.core.identity.epoch,
+            max_prompt_tokens=self.worker.max_prompt_tokens,
             chunk_tokens=self._settings.chunk_tokens,
-            transport_lane=self._core.link.lane,
-            kernels=self._core.kernels,
+            transport_lane=self.core.link.lane,
+            kernels=self.core.kernels,
         )
 
     async def Watch(self, request: pb.PrefillServiceWatchRequest, context: Any) -> None:
-        identity = self._core.identity
-        async for status in self._worker.board.watch():
+        identity = self.core.identity
+        async for status in self.worker.board.watch():
             packed = pack_status(status, identity.instance, identity.epoch)
             await context.write(pb.PrefillServiceWatchResponse(status=packed))
 
@@ -58,7 +60,7 @@ class PrefillServicer(rpc.PrefillServiceServicer):
         ask = wire.unpack_start((await wire.next_message(requests, "start")).start)
         ticket = asyncio.ensure_future(wire.attached(requests))
         try:
-            await self._worker.run(ask, ticket, lambda progress: context.write(wire.pack_progress(progress)))
+            await self.worker.run(ask, ticket, lambda progress: context.write(wire.pack_progress(progress)))
         finally:
             ticket.cancel()
             await asyncio.gather(ticket, return_exceptions=True)
@@ -78,7 +80,7 @@ async def build(settings: PrefillSettings) -> AsyncIterator[Service]:
         yield Service(
             servicers=[(rpc.add_PrefillServiceServicer_to_server, PrefillServicer(core, worker, settings))],
             progress=Progress(
-                lambda: worker.live + runner.pending, lambda: worker.done + runner.steps, settings.stall_s
+                lambda: worker.live + (not runner.healthy), lambda: worker.done + runner.steps, settings.stall_s
             ),
             members=core.member(),
             metrics=core.metrics,
@@ -101,7 +103,9 @@ async def _open_worker(core: Core, settings: PrefillSettings) -> AsyncIterator[P
         keeper = Keeper(engine, stores, link, source, settings.store_queue, settings.push_timeout_s, metrics)
         stack.push_async_callback(keeper.close)
         await stack.enter_async_context(background(keeper.run(), "keeper"))
-        loader = Loader(engine, stores, landings, settings.kvstore_timeout_s, metrics)
+        mint = partial(secrets.token_hex, 16)
+        loader = Loader(engine, stores, link, landings, mint, settings.kvstore_timeout_s, metrics)
+        await stack.enter_async_context(background(loader.follow(), "notices"))
         limits = PushLimits(settings.push_timeout_s, settings.heartbeat_s)
         worker = PrefillWorker(
             Tools(engine, link, source, loader, keeper, limits, settings.ticket_wait_s, metrics), settings

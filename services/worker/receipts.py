@@ -45,7 +45,7 @@ def require_complete(receipt: Receipt, handoff: Handoff) -> None:
 
 
 def require_extents(extents: Sequence[Extent], handoff: Handoff) -> None:
-    """Raises DataLoss unless `extents` are, in any order, exactly the places of `handoff`, each as full as it must be."""
+    """Raises DataLoss unless `extents` are exactly the places of `handoff`, in any order, each as full as needed."""
     named = {(extent.group, extent.block): extent for extent in extents}
     places = tuple(handoff.places())
     if len(named) != len(extents) or len(named) != len(places):

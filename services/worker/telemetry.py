@@ -51,4 +51,8 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
 def export_engine(metrics: Metrics, role: str, stats: Callable[[], EngineStats]) -> None:
     """Exports the newest engine statistics as `deepinfer_<role>_*`."""
     for name, text, read in _GAUGES:
-        metrics.gauge(f"{role}_{name}", text).set_function(lambda read=read: float(read(stats())))
+        metrics.gauge(f"{role}_{name}", text).set_function(_reading(read, stats))
+
+
+def _reading(read: Callable[[EngineStats], float], stats: Callable[[], EngineStats]) -> Callable[[], float]:
+    return lambda: float(read(stats()))

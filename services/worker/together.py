@@ -26,7 +26,7 @@ async def together(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]
 
 
 async def settled(work: Coroutine[Any, Any, A]) -> A:
-    """The result of `work`, which has its own deadline and must not be cut off: a cancelled caller waits for its end."""
+    """The result of `work`, which has a deadline and must not be cut off: a cancelled caller waits for its end."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
