@@ -49,7 +49,7 @@ def assemble(chunks: Items[Chunk], block_tokens: int) -> tuple[RaggedBatch, list
         context=np.array([chunk.start for chunk in chunks], dtype=np.int32),
         block_tables=tuple(_table(chunk, block_tokens) for chunk in chunks),
         slots=np.array([chunk.sequence.slot for chunk in chunks], dtype=np.int64),
-        logit_rows=np.array(wanted, dtype=np.int64),
+        logit_rows=np.array(wanted or [len(tokens) - 1], dtype=np.int64),  # one row, unread: no family need handle none
     )
     return batch, rows
 

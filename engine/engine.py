@@ -30,6 +30,7 @@ from engine.requests import (
     Reservation,
     SealedKV,
 )
+from engine.sampling.params import SamplingParams
 from engine.scheduler import Plan, Scheduler, SchedulerPolicy
 from engine.sealing import Sealer
 from engine.sequence import Phase, Role, Sequence
@@ -98,7 +99,9 @@ class Engine:
         )
         pool = CachePool(model.layout, *config.memory(model.layout), dtype)
         tokenizer = config.model_dir / "tokenizer.json"
-        return cls(family, pool, model, config, open_tokenizer(tokenizer) if tokenizer.exists() else None, clock)
+        engine = cls(family, pool, model, config, open_tokenizer(tokenizer) if tokenizer.exists() else None, clock)
+        engine._warm_up()
+        return engine
 
     # --- lives -----------------------------------------------------------------------------------------------------
 
@@ -280,6 +283,18 @@ class Engine:
             elif sequence.stop is not None:
                 events.append(self._finished(sequence))
         return events
+
+    def _warm_up(self) -> None:
+        """Run one short request, so that compiling kernels delays the start and not the first user."""
+        limit = min(self.memory.blocks.total * self.memory.block_tokens, self.model.max_context_tokens)
+        prompt = (0,) * min(self.memory.block_tokens + 1, limit - 2)
+        params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+        self.submit(GenerateRequest("warm-up", prompt, params, cache=False))
+        while self.has_work:
+            for event in self.step():
+                if isinstance(event, Failed):
+                    raise event.error
+        self._counters.reset()
 
     def _restore(self, plan: Plan) -> None:
         for restore in plan.restores:

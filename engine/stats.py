@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(slots=True)
@@ -17,6 +17,11 @@ class Counters:
     preemptions: int = 0
     finished: int = 0
     failed: int = 0
+
+    def reset(self) -> None:
+        """Start counting anew."""
+        for field in fields(self):
+            setattr(self, field.name, 0)
 
 
 @dataclass(frozen=True, slots=True)
