@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from cli import runtime
 from cli.client import Delta, GatewayClient, Summary
-from cli.console import complain, out
+from cli.console import complain, harmless, out
 from cli.conversation import Conversation, Turn, read_message
 from cli.smoke import footer
 from fabric.errors import NotFound, ServiceError, Unavailable
@@ -109,7 +109,7 @@ async def print_answer(client: GatewayClient, body: dict[str, object], console: 
 def _print_piece(piece: Delta, console: Console) -> None:
     for text, style in ((piece.reasoning, "dim italic"), (piece.content, "")):
         if text:
-            console.print(text, style=style, end="", markup=False, soft_wrap=True)
+            console.print(harmless(text), style=style, end="", markup=False, soft_wrap=True)
 
 
 def _read_line(more: bool) -> str:

@@ -12,6 +12,9 @@ from fabric.errors import ServiceError
 
 P = ParamSpec("P")
 
+# Controls that a terminal would obey; model output is data and must not move cursors or set titles.
+_OBEYED = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
+
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -38,6 +41,11 @@ def complain(error: ServiceError) -> None:
     err.print(f"[bold red]error[/]: {escape(where + error.message)}", soft_wrap=True)
     if error.fix:
         err.print(f"  [bold]fix[/]: {escape(error.fix)}", soft_wrap=True)
+
+
+def harmless(text: str) -> str:
+    """Text of a model with everything but its line breaks and tabs taken as plain characters."""
+    return text.translate(_OBEYED)
 
 
 def megabytes(size: int) -> str:

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cli.client import Delta, GatewayClient, Summary
-from cli.console import complain, seconds
+from cli.console import complain, harmless, seconds
 from fabric.errors import ServiceError
 
 QUESTION = "What is 27 + 15?"
@@ -29,8 +29,8 @@ def _print_answer(pieces: list[Delta | Summary], console: Console) -> bool:
     [summary] = [piece for piece in pieces if isinstance(piece, Summary)]
     reasoning, content = "".join(d.reasoning for d in deltas).strip(), "".join(d.content for d in deltas).strip()
     if reasoning:
-        console.print(f"[bold]reasoning[/] [dim]{escape(reasoning)}[/]")
-    console.print(f"[bold]answer[/]    {escape(content)}")
+        console.print(f"[bold]reasoning[/] [dim]{escape(harmless(reasoning))}[/]")
+    console.print(f"[bold]answer[/]    {escape(harmless(content))}")
     console.print(f"[bold]timings[/]   {footer(summary)}")
     if not (reasoning or content):
         console.print("[red]the answer is empty[/]")
