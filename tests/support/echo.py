@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 from pydantic import Field, SecretStr
@@ -31,7 +31,7 @@ class Engine(Section):
 class EchoSettings(ServiceSettings, env_prefix="DEEPINFER_ECHO_"):
     """Settings of the echo service."""
 
-    presets = {"tiny": {"max_sequences": 2, "engine": {"num_blocks": 8}}}
+    presets: ClassVar[dict[str, Any]] = {"tiny": {"max_sequences": 2, "engine": {"num_blocks": 8}}}
 
     max_sequences: int = Field(4, gt=0, description="sequences at a time")
     api_key: SecretStr = Field(SecretStr("hush-hush"), description="who may call")
@@ -113,7 +113,7 @@ async def build(settings: EchoSettings) -> AsyncIterator[Service]:
     servicer = EchoServicer()
     progress = Progress(lambda: 1, lambda: 0, stall_s=0.3) if settings.wedged else Progress()
     yield Service(servicers=[(add, servicer)], progress=progress, members=member)
-    print('{"event": "closed", "active": %d}' % servicer.active, flush=True, file=sys.stdout)
+    print(json.dumps({"event": "closed", "active": servicer.active}), flush=True)
 
 
 if __name__ == "__main__":
