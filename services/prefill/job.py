@@ -85,8 +85,8 @@ class PrefillJob:
         sealed: SealedKV | None = None
         try:
             (ticket, extents), first = await together(self._push(), self._compute())
+            sealed = engine.engine.sealed(ask.request_id)  # held now: the engine's thread does not touch it any more
             await self._report(self._done(ticket, extents, first))
-            sealed = await engine.call(engine.engine.sealed, ask.request_id) if ask.use_cache else None
         except EngineError as error:
             raise translate(error) from error
         finally:

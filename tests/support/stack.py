@@ -1,12 +1,13 @@
-"""Worker services in one event loop: real gRPC on loopback, discovery in memory. Conducts requests as a gateway does."""
+"""Worker services in one event loop: real gRPC on loopback, memory discovery. Conducts requests like a gateway."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from engine.sampling.params import SamplingParams
 from fabric.channels import Channels, call
 from fabric.errors import from_rpc
 from fabric.server import Chassis, Service
+from fabric.telemetry import logs
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import decode_pb2, decode_pb2_grpc, kvstore_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from services.decode import service as decode_service
@@ -24,8 +26,6 @@ from services.kvstore import service as kvstore_service
 from services.kvstore.settings import KvStoreSettings
 from services.prefill import service as prefill_service
 from services.prefill.settings import PrefillSettings
-
-_OPTIONAL = {"seed", "logprobs", "prompt_logprobs"}
 
 
 @dataclass(slots=True)
@@ -53,6 +53,7 @@ class Stack:
     def __init__(self, channels: Channels) -> None:
         self.channels = channels
         self.running: dict[str, Running] = {}
+        self._starts: dict[str, Callable[[], Awaitable[Running]]] = {}
 
     @property
     def prefill(self) -> prefill_pb2_grpc.PrefillServiceStub:
@@ -173,7 +174,7 @@ class Stack:
         return bool((await call(self.decode.Release, request)).released)
 
     async def idle(self, timeout_s: float = 10.0) -> None:
-        """Returns once nobody holds anything: blocks, slots, tickets, landings. Raises AssertionError naming what is."""
+        """Returns once nobody holds blocks, slots, tickets or landings. Raises AssertionError naming what is left."""
         async with asyncio.timeout(timeout_s + 1):
             for _ in range(round(timeout_s * 100)):
                 left = self.left()
@@ -194,9 +195,23 @@ class Stack:
         held["landings"] = landings.granted + landings.quarantined + landings.retired
         return {name: count for name, count in held.items() if count}
 
+    async def start(self, role: str, settings: Any, build: Any) -> None:
+        """Starts a service, and remembers how."""
+        self._starts[role] = partial(_start, settings, build)
+        self.running[role] = await self._starts[role]()
+
     async def stop(self, role: str) -> None:
         """Ends one service as a crash would for its peers: without a drain."""
         await self.running.pop(role).chassis.close()
+
+    async def restart(self, role: str) -> None:
+        """A new incarnation with empty memory."""
+        await self.stop(role)
+        self.running[role] = await self._starts[role]()
+
+    async def close(self) -> None:
+        for role in reversed(list(self.running)):
+            await self.stop(role)
 
 
 @asynccontextmanager
@@ -210,21 +225,23 @@ async def worker_stack(
     store: dict[str, Any] | None = None,
 ) -> AsyncIterator[Stack]:
     """prefill, decode and (unless told otherwise) kvstore over `model`; the dictionaries override their settings."""
-    common_settings = {"discovery": f"memory://{uuid.uuid4().hex}", "transport": transport, "log_level": "warning"}
+    logs.configure("test", "test", "warning")
+    everywhere = {"discovery": f"memory://{uuid.uuid4().hex}", "transport": transport}
     worker = {"model": model, "batch_invariant": True, "kv_memory_mb": 64, "landing_mb": 32, "chunk_tokens": 128}
     async with AsyncExitStack() as stack:
         running = Stack(await stack.enter_async_context(Channels()))
+        stack.push_async_callback(running.close)
         if kvstore:
-            settings = KvStoreSettings(**{"index": "memory://", "memory_mb": 64, **common_settings, **(store or {})})
-            await _start(stack, running, "kvstore", settings, kvstore_service.build)
-        decode_settings = DecodeSettings(**{**worker, **common_settings, **(decode or {})})
-        await _start(stack, running, "decode", decode_settings, decode_service.build)
-        prefill_settings = PrefillSettings(**{**worker, **common_settings, "kvstore": kvstore, **(prefill or {})})
-        await _start(stack, running, "prefill", prefill_settings, prefill_service.build)
+            settings = KvStoreSettings(**{"index": "memory://", "memory_mb": 64, **everywhere, **(store or {})})
+            await running.start("kvstore", settings, kvstore_service.build)
+        decode_settings = DecodeSettings(**{**worker, **everywhere, **(decode or {})})
+        await running.start("decode", decode_settings, decode_service.build)
+        prefill_settings = PrefillSettings(**{**worker, **everywhere, "kvstore": kvstore, **(prefill or {})})
+        await running.start("prefill", prefill_settings, prefill_service.build)
         yield running
 
 
-async def _start(stack: AsyncExitStack, running: Stack, role: str, settings: Any, build: Any) -> None:
+async def _start(settings: Any, build: Any) -> Running:
     built: list[Service] = []
 
     @asynccontextmanager
@@ -235,8 +252,7 @@ async def _start(stack: AsyncExitStack, running: Stack, role: str, settings: Any
 
     chassis = Chassis(settings, capturing)
     ready = await chassis.start()
-    stack.push_async_callback(chassis.close)
-    running.running[role] = Running(chassis, ready.address, built[0].servicers[0][1])
+    return Running(chassis, ready.address, built[0].servicers[0][1])
 
 
 def pack_sampling(sampling: SamplingParams) -> common.SamplingParams:
