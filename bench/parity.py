@@ -1,7 +1,7 @@
 """Parity of the engine's V4 with transformers: logits on tiny random checkpoints, in pieces and after a prefix hit.
 
-Every figure is the largest absolute difference of any logit (their spread is about 2.3). Negative controls drop one piece
-of the cached state at a boundary: they must fail, or the check would not see that piece missing.
+Every figure is the largest absolute difference of any logit (their spread is about 2.3). Negative controls drop one
+piece of the cached state at a boundary: they must fail, or the check would not see that piece missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ragged batch: the tokens one forward computes, sequence after sequence, and where their cache is. Knows no tensors."""
+"""Ragged batch: the tokens one forward computes, by sequence, and where their cache is. Knows no tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """Prefill chunks and decode steps in any mixture. A sequence with `context` cached tokens goes on at that position."""
+    """Prefill chunks and decode steps in any mixture. Each sequence goes on after its `context` cached tokens."""
 
     tokens: np.ndarray  # int64 [rows]
     positions: np.ndarray  # int64 [rows]

@@ -1,4 +1,4 @@
-"""Operands of the operators: ragged batches, views into the KV pools, and each operator's weights. Knows no algorithm."""
+"""Operands of the operators: ragged batches, views of the KV pools, each operator's weights. Knows no algorithm."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """One layer of one WINDOW cache group: position `p` is `storage[slot, offset + (p % capacity) * width :][:width]`."""
+    """One layer of one WINDOW group: position `p` is `storage[slot, offset + (p % capacity) * width :][:width]`."""
 
     storage: torch.Tensor  # [slots, elements of a slot]
     array: np.ndarray  # the same memory; bf16 appears as uint16

@@ -1,4 +1,4 @@
-"""The operator record: every function the engine may call on tensors, whatever implements it. Knows no implementation."""
+"""The operator record: every function the engine may call on tensors. Knows no implementation."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class FormatError(ValueError):
 
 
 def scale_values(scale: torch.Tensor) -> torch.Tensor:
-    """Scales as fp32: uint8 means E8M0, floats mean themselves. Raises FormatError on NaN, infinity or zero and below."""
+    """Scales as fp32: uint8 means E8M0, floats mean themselves. Raises FormatError unless positive and finite."""
     if scale.dtype != torch.uint8:
         values = scale.to(torch.float32)
     else:

@@ -1,4 +1,4 @@
-"""Model families by architecture name: one module and one line here each. Knows how to open a folder, not how it runs."""
+"""Model families by architecture name: one module and one line here each. Opens folders; runs nothing."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def open_family(
 ) -> Family:
     """Load the model in `model_dir` for compute type `dtype` (float32 or bfloat16).
 
-    `block_tokens` is raised to the next multiple of every compress rate. Raises CheckpointError, naming file and tensor,
-    for anything that cannot be served, and for `batch_invariant` with operators that are not.
+    `block_tokens` is raised to the next multiple of every compress rate. Raises CheckpointError, naming file and
+    tensor, for what cannot be served, and for `batch_invariant` with operators that are not.
     """
     folder = Folder(model_dir)
     if batch_invariant and not ops.batch_invariant:

@@ -71,23 +71,25 @@ def _load_queries(
 
 
 @serial_ordered
-def _weigh(scores: Array, low: Array, high: Array, sparse: int, heads: int, sink: Array, inverse: Array) -> None:
-    """scores [keys, lanes] -> exp(score - max), 0 where a row may not look; inverse [lanes] of the sums with the sink.
+def _hide(scores: Array, seen: Array, dense: int, heads: int) -> None:
+    """Scores [keys, lanes] become -inf but for seen[row] = (first, end) of the dense keys and (end) of the others."""
+    for row in range(seen.shape[0]):
+        for lane in range(row * heads, (row + 1) * heads):
+            for k in range(seen[row, 0]):
+                scores[k, lane] = -np.inf
+            for k in range(seen[row, 1], dense):
+                scores[k, lane] = -np.inf
+            for k in range(dense + seen[row, 2], scores.shape[0]):
+                scores[k, lane] = -np.inf
 
-    Row i sees keys low[i, 0] .. high[i, 0] of the first `sparse` and the next high[i, 1] after them.
-    """
+
+@serial_ordered
+def _weigh(scores: Array, heads: int, sink: Array, inverse: Array) -> None:
+    """scores [keys, lanes] -> exp(score - max); inverse [lanes] of their sums with the sink's share."""
     keys, lanes = scores.shape
     highest, total = np.empty(lanes, np.float32), np.empty(lanes, np.float32)
     for lane in range(lanes):
         highest[lane] = sink[lane % heads]
-        row = lane // heads
-        if row < low.shape[0]:
-            for k in range(low[row, 0]):
-                scores[k, lane] = -np.inf
-            for k in range(high[row, 0], sparse):
-                scores[k, lane] = -np.inf
-            for k in range(sparse + high[row, 1], keys):
-                scores[k, lane] = -np.inf
     for k in range(keys):
         for lane in range(lanes):
             highest[lane] = max(highest[lane], scores[k, lane])
@@ -154,14 +156,16 @@ def _attend_tile(
         panel_product(
             keys, 0, padded, 1, dense + sparse, panels, p * width * LANES, LANES, width, scores, p * LANES, lanes
         )
-    low, high = np.empty((rows, 2), np.int32), np.empty((rows, 2), np.int32)
+    seen = np.empty((rows, 3), np.int32)
     for i in range(rows):
         at = positions[first + i]
-        low[i, 0] = max(0, at - window + 1) - begin
-        high[i, 0] = at + 1 - begin
-        high[i, 1] = sparse if sparse < visible or rate == 0 else (at + 1) // rate
+        seen[i, 0] = max(0, at - window + 1) - begin
+        seen[i, 1] = at + 1 - begin
+        seen[i, 2] = sparse if sparse < visible or rate == 0 else (at + 1) // rate
+    if rows > 1:
+        _hide(scores, seen, dense, heads)
     inverse = np.empty(lanes, np.float32)
-    _weigh(scores, low, high, dense, heads, sink, inverse)
+    _weigh(scores, heads, sink, inverse)
     _mix(scores, keys, dense + sparse, rows, heads, width, inverse, first, positions, cosine, sine, out)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 Array = np.ndarray
 
 
-def _cache_folder() -> str:
+def cache_folder() -> str:
     """A folder named by the kernels' sources: a kernel inlines others, and numba alone would miss that they changed."""
     digest = hashlib.blake2b(numba.__version__.encode(), digest_size=8)
     for source in sorted(Path(__file__).parent.glob("*.py")):
@@ -23,7 +23,7 @@ def _cache_folder() -> str:
 
 
 if not os.environ.get("NUMBA_CACHE_DIR"):
-    numba.config.CACHE_DIR = _cache_folder()
+    numba.config.CACHE_DIR = cache_folder()
 
 # OpenMP alone may be entered from several threads at once; numba's own workqueue aborts the process then.
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]

@@ -33,7 +33,7 @@ def load_heads(
     source: Array, row: int, column: int, heads: int, width: int, cosine: Array, sine: Array, turned: Array,
     panels: Array, lane: int,
 ) -> None:  # fmt: skip
-    """Rotate one row's heads and lay them out as panel columns: panels[lane // 16, channel, lane % 16], lane by lane."""
+    """Rotate one row's heads and lay them out as panel columns: panels[lane // 16, channel, lane % 16]."""
     for h in range(heads):
         for c in range(width):
             turned[0, c] = source[row, column + h * width + c]

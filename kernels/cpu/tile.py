@@ -1,7 +1,7 @@
 """The register tile all CPU products are made of: R rows times 16 columns, one fused multiply-add chain per output.
 
-Every output is `((0 + x0*w0) + x1*w1) + ...` in index order, each step rounded once. Its bits therefore depend on its own
-row and column alone: not on R, not on the rows beside it, not on how many rows there are. Batch invariance rests on this.
+Every output is `((0 + x0*w0) + x1*w1) + ...` in index order, each step rounded once. Its bits therefore depend on its
+own row and column alone: not on R, the rows beside it, or how many rows there are. Batch invariance rests on this.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from kernels.reference.norm import unit_rms
 
 
 def hyper_pre(x: torch.Tensor, site: HyperSite) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Streams x [rows, m, hidden] -> block input [rows, hidden] (normed), post [rows, m], comb [rows, m, m], all fp32."""
+    """Streams x [rows, m, hidden] -> normed block input [rows, hidden], post [rows, m], comb [rows, m, m], fp32."""
     m = site.streams
     z = linear(unit_rms(x.flatten(1), site.norm_eps), site.mix)
     scale, base = site.scale, site.base

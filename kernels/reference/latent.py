@@ -11,7 +11,7 @@ from kernels.reference.norm import rotate, unit_rms
 def latent(
     projected: torch.Tensor, spec: LatentSpec, ragged: Ragged, rope: RopeTable, kv_dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """projected [rows, q_lora_rank + head_dim + ...] -> query latent [rows, rank] fp32, key [rows, head_dim] kv_dtype."""
+    """projected [rows, rank + head_dim + ...] -> query latent [rows, rank] fp32, key [rows, head_dim] kv_dtype."""
     rank, width = spec.query_norm.shape[0], spec.key_norm.shape[0]
     query = unit_rms(projected[:, :rank], spec.norm_eps) * spec.query_norm
     key = unit_rms(projected[:, rank : rank + width], spec.norm_eps) * spec.key_norm

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """`groups` matrices [groups, out, in]. `rounds`: the compute type is bf16, operands are rounded to it, sums are fp32."""
+    """`groups` matrices [groups, out, in]. `rounds`: the compute type is bf16; operands are rounded, sums fp32."""
 
     matrix: torch.Tensor
     rounds: bool

@@ -1,4 +1,4 @@
-"""DeepSeek-V4: sliding, compressed sparse and heavily compressed attention, hyper-connections, hashed and learned MoE."""
+"""DeepSeek-V4: window, compressed sparse and heavily compressed attention, hyper-connections, two kinds of MoE."""
 
 from engine.families.v4.model import load
 
