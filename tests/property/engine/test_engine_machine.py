@@ -1,13 +1,14 @@
 """A state machine over the whole engine: requests of all lives come, pause, are cancelled and released in any order.
 
-After every rule: ids are conserved. Along the way: every token equals the token the same request gets alone. At the end: everybody still wanted finishes within a bounded number of steps, and nothing is held.
+After every rule ids are conserved, and every token equals the token the same request gets alone. At the end everybody
+still wanted finishes within a bounded number of steps, and nothing is held.
 """
 
 from functools import cache
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.errors import Exhausted
 from engine.events import Event, Failed, Finished, FirstToken
@@ -19,8 +20,8 @@ from tests.support.fakefamily import fake_engine
 BASE = tuple(2 + (5 * place * place) % 47 for place in range(40))
 PROMPTS = [BASE[:length] for length in (3, 8, 17, 33)] + [(9, *BASE[:20]), (*BASE[:16], 9, 9, 9)]
 SAMPLINGS = [
-    SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True),
-    SamplingParams(temperature=1.3, max_tokens=14, ignore_eos=True, seed=5, presence_penalty=0.5),
+    SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True),
+    SamplingParams(temperature=1.3, max_tokens=28, ignore_eos=True, seed=5, presence_penalty=0.5),
 ]
 
 
@@ -33,11 +34,11 @@ def alone(prompt: int, sampling: int) -> list[int]:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Twelve blocks: two or three sequences fit, so preemption and eviction are the rule, not the exception."""
+    """Nine blocks: two or three sequences fit, so preemption and eviction are the rule, not the exception."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = fake_engine(num_blocks=12, num_slots=6, max_batch_tokens=11, max_sequences=5, max_waiting=6)
+        self.engine = fake_engine(num_blocks=9, num_slots=6, max_batch_tokens=11, max_sequences=5, max_waiting=6)
         self.source = fake_engine()
         self.names = 0
         self.wanted: dict[str, tuple[int, int]] = {}
@@ -48,6 +49,12 @@ class EngineMachine(RuleBasedStateMachine):
     def _name(self) -> str:
         self.names += 1
         return f"r{self.names}"
+
+    @initialize()
+    def crowd(self) -> None:
+        """Four that start small and grow together: more than the blocks can hold."""
+        for prompt in (0, 1, 2, 0):
+            self.submit(prompt, 1, 0, True, False, b"")
 
     @rule(
         prompt=st.integers(0, len(PROMPTS) - 1), sampling=st.integers(0, 1), priority=st.integers(-2, 2),
@@ -80,7 +87,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.start_decode(DecodeRequest(name, tokens, (first.token,), params, first.state))
         self.wanted[name] = (prompt, sampling)
 
-    @rule(steps=st.integers(1, 6))
+    @rule(steps=st.integers(1, 12))
     def step(self, steps: int) -> None:
         for _ in range(steps):
             events = self.engine.step()
