@@ -30,7 +30,9 @@ def _bf16_all(values: np.ndarray) -> np.ndarray:
 def test_exp_is_within_two_units_in_the_last_place() -> None:
     values = np.linspace(-86.9, 87.9, 200_001).astype(np.float32)
     exact = np.exp(values.astype(np.float64))
-    error = np.abs(_exp_all(values).astype(np.float64) - exact) / np.spacing(exact.astype(np.float32)).astype(np.float64)
+    error = np.abs(_exp_all(values).astype(np.float64) - exact) / np.spacing(exact.astype(np.float32)).astype(
+        np.float64
+    )
     assert error.max() <= 2
 
 

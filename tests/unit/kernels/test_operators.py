@@ -223,7 +223,9 @@ def test_experts_match_the_reference(ops: Ops, hidden: int, inner: int, rows: in
     chosen = torch.rand(rows, experts - 1, generator=draw).argsort(1)[:, :2].to(torch.int32).contiguous()  # one idles
     weights = torch.rand(rows, 2, generator=draw)
     found, expected = (
-        one.experts(x, chosen, weights, ExpertBank(*(one.pack(w, rounds) for w in (gate, up, down)), experts, inner, 2.0))
+        one.experts(
+            x, chosen, weights, ExpertBank(*(one.pack(w, rounds) for w in (gate, up, down)), experts, inner, 2.0)
+        )
         for one in (ops, REFERENCE)
     )
     assert_close("bf16" if rounds else "experts", found, expected)
