@@ -48,6 +48,7 @@ shape: setup  ## size profile of modules and functions, and its caps
 bench: setup  ## ratios against the reference and against the parts alone
 	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.stack
+	$(BIN)/python -m bench.footprint
 
 hooks: setup  ## run the quick checks before every commit
 	$(BIN)/pre-commit install

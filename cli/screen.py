@@ -66,10 +66,12 @@ class Screen:
 
     def _draw(self, live: Live, rows: list[Row]) -> None:
         self._drawn_at = now = self._clock()
+        pids = {row.pid for row in rows if row.pid}
         if now - self._measured_at >= _USAGE_EVERY_S:
             self._measured_at = now
-            self._usage = self._meter.look({row.pid for row in rows if row.pid})
-        live.update(self._table.draw(rows, self._usage, self._loads(rows), now), refresh=True)
+            self._usage = self._meter.look(pids)
+        usage = {pid: used for pid, used in self._usage.items() if pid in pids}
+        live.update(self._table.draw(rows, usage, self._loads(rows), now), refresh=True)
 
     def _loads(self, rows: list[Row]) -> dict[str, Load]:
         workers = {row.endpoints.address: row.task.service for row in rows if row.task.service in ("prefill", "decode")}

@@ -22,7 +22,9 @@ from cli.screen import Screen
 from cli.supervisor import Row, Supervisor
 from cli.task import Task
 
-_TICK_S = 0.1
+# While something starts, a user watches; after that a look now and then costs next to nothing.
+_STARTING_TICK_S = 0.1
+_SERVING_TICK_S = 0.4
 _LOG_TAIL_LINES = 25
 
 
@@ -108,14 +110,14 @@ class _Stack:
                 await self._tell()
                 if self._options.smoke:
                     return 0 if await smoke.ask(self._row("gateway").endpoints.http, out) else 1
-            await _sleep(_TICK_S, stop)
+            await _sleep(_SERVING_TICK_S if self._supervisor.serving else _STARTING_TICK_S, stop)
         return 1 if self._supervisor.failed else 0
 
     async def _drain(self, screen: Screen) -> None:
         draining = asyncio.create_task(self._supervisor.drain(self._options.grace_s))
         while not draining.done():
             screen.show(self._supervisor.rows())
-            await asyncio.wait([draining], timeout=_TICK_S)
+            await asyncio.wait([draining], timeout=_STARTING_TICK_S)
         screen.show(self._supervisor.rows())
         draining.result()
 
