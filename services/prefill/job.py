@@ -18,7 +18,7 @@ from services.prefill.ask import PrefillAsk, TicketGrant
 from services.prefill.keep import Keeper
 from services.prefill.load import Loader
 from services.prefill.marks import Marks
-from services.prefill.push import PoolSource, Pusher, PushLimits
+from services.prefill.push import PoolSource, Pusher, PushLimits, give_up
 from services.prefill.telemetry import PrefillMetrics
 from services.worker.failures import engine_errors, translate
 from services.worker.receipts import Receipt
@@ -70,7 +70,7 @@ class Tools:
 class PrefillJob:
     """Runs once. However it ends, the engine holds nothing of it afterwards but what the keeper took over."""
 
-    def __init__(self, tools: Tools, ask: PrefillAsk, ticket: Awaitable[TicketGrant], report: Report) -> None:
+    def __init__(self, tools: Tools, ask: PrefillAsk, ticket: asyncio.Future[TicketGrant], report: Report) -> None:
         self._tools, self._ask, self._ticket, self._report = tools, ask, ticket, report
         self._marks = Marks()
         self._pusher: Pusher | None = None
@@ -128,7 +128,7 @@ class PrefillJob:
     async def _awaited_ticket(self) -> TicketGrant:
         try:
             async with asyncio.timeout(self._tools.ticket_wait_s):
-                return await self._ticket
+                return await asyncio.shield(self._ticket)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"no ticket came within {self._tools.ticket_wait_s} s", fix="attach the ticket that Reserve returned"
@@ -160,6 +160,8 @@ class PrefillJob:
         """The one exit. The pusher's last write has ended by now, so the blocks can go."""
         if self._pusher is not None:
             await self._pusher.close()
+        elif self._ticket.done() and not self._ticket.cancelled() and self._ticket.exception() is None:
+            await give_up(self._tools.link, self._ticket.result(), self._tools.push_limits.timeout_s)
         if sealed is not None and sealed.blocks:
             self._tools.keeper.keep(self._ask.request_id, sealed)
         else:

@@ -91,7 +91,7 @@ class Keeper:
         items = _items(sealed, self._source)
         commit: asyncio.Future[pb.PutRequest] = asyncio.get_running_loop().create_future()
         put = stream(store.Put, self._messages(items, commit), timeout_s=self._timeout_s)
-        async with aclosing(put) as replies:
+        async with aclosing(put) as replies:  # type: ignore[type-var]  # declared as an iterator, is a generator
             async for reply in replies:
                 if reply.WhichOneof("message") == "grant":
                     commit.set_result(await self._fill(items, reply.grant))

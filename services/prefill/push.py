@@ -39,6 +39,15 @@ class PoolSource:
         return [place.sealed(digest(extent_view(self.pool, place.group, place.block, kv))) for place in places]
 
 
+async def give_up(link: Link, ticket: TicketGrant, timeout_s: float) -> None:
+    """Tells decode that nothing (more) will be written for a ticket. Never raises: decode's own lease is behind it."""
+    notice = HandoffNotice(ticket.id, last=True).dump()
+    try:
+        await link.push(ticket.landing.address, [], notify=notice, timeout_s=timeout_s)
+    except ServiceError as error:
+        _log.info("decode was not told that the push ended", code=error.code)
+
+
 @dataclass(frozen=True, slots=True)
 class PushLimits:
     timeout_s: float  # of one push
@@ -92,10 +101,7 @@ class Pusher:
         """Tells decode that nothing more will be written, unless the last push did. Never raises."""
         if not self._finished:
             self._finished = True
-            try:
-                await self._say(last=True)
-            except ServiceError as error:
-                _log.info("decode was not told that the push ended", code=error.code)
+            await give_up(self._link, self._ticket, self._limits.timeout_s)
 
     async def _follow(self, mark: Mark) -> None:
         end = mark.tokens // self._handoff.layout.block_tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,6 +17,7 @@ from fabric.server import Service
 from protos.deepinfer.v1 import prefill_pb2 as pb
 from protos.deepinfer.v1 import prefill_pb2_grpc as rpc
 from services.prefill import wire
+from services.prefill.inbound import Inbound
 from services.prefill.job import Tools
 from services.prefill.keep import Keeper
 from services.prefill.load import Loader
@@ -57,13 +57,10 @@ class PrefillServicer(rpc.PrefillServiceServicer):
             await context.write(pb.PrefillServiceWatchResponse(status=packed))
 
     async def Prefill(self, requests: AsyncIterator[pb.PrefillRequest], context: Any) -> None:
-        ask = wire.unpack_start((await wire.next_message(requests, "start")).start)
-        ticket = asyncio.ensure_future(wire.attached(requests))
-        try:
-            await self.worker.run(ask, ticket, lambda progress: context.write(wire.pack_progress(progress)))
-        finally:
-            ticket.cancel()
-            await asyncio.gather(ticket, return_exceptions=True)
+        ask = await wire.first_message(requests)
+        inbound = Inbound(requests)
+        report = lambda progress: context.write(wire.pack_progress(progress))  # noqa: E731
+        await inbound.during(self.worker.run(ask, inbound.ticket, report))
 
 
 @asynccontextmanager

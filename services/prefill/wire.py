@@ -13,13 +13,12 @@ from services.prefill.job import Computed, Done, Progress, Queued, Started
 from services.worker import wire
 
 
-async def next_message(requests: AsyncIterator[pb.PrefillRequest], expected: str) -> pb.PrefillRequest:
-    """The next message of the stream. Raises InvalidArgument where it is not the expected one, or none comes."""
+async def first_message(requests: AsyncIterator[pb.PrefillRequest]) -> PrefillAsk:
+    """What the stream begins with. Raises InvalidArgument where that is not `start`."""
     message = await anext(aiter(requests), None)
-    found = "the end of the stream" if message is None else message.WhichOneof("message")
-    if message is None or found != expected:
-        raise InvalidArgument(f"{found} came instead of {expected}", field=expected, fix="send start, then attach")
-    return message
+    if message is None or message.WhichOneof("message") != "start":
+        raise InvalidArgument("the stream does not begin with start", field="start", fix="send start, then attach")
+    return unpack_start(message.start)
 
 
 def unpack_start(message: pb.PrefillStart) -> PrefillAsk:
@@ -75,8 +74,3 @@ def _pack_done(done: Done) -> pb.PrefillDone:
         ),
         prompt_logprobs=wire.pack_logprobs(done.prompt_logprobs),
     )
-
-
-async def attached(requests: AsyncIterator[pb.PrefillRequest]) -> TicketGrant:
-    """The ticket of the stream's second message."""
-    return unpack_ticket((await next_message(requests, "attach")).attach.ticket)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import asyncio
 
 from engine.stats import EngineStats
 from fabric.errors import Exhausted
@@ -26,7 +26,7 @@ class PrefillWorker:
         self.done = 0
         self.board = EngineBoard(tools.engine, self._outside, settings.watch_period_s)
 
-    async def run(self, ask: PrefillAsk, ticket: Awaitable[TicketGrant], report: Report) -> None:
+    async def run(self, ask: PrefillAsk, ticket: asyncio.Future[TicketGrant], report: Report) -> None:
         """One request from arrival to receipt.
 
         Raises:

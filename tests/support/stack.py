@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -111,9 +111,11 @@ class Stack:
         sampling: SamplingParams,
         ticket: common.Ticket | None,
         use_cache: bool = True,
+        polite: bool = True,
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
-        """Everything prefill says; without a ticket none is attached."""
+        """Everything prefill says; without a ticket none is attached. Left early, it sends cancel or cuts."""
         stream = self.prefill.Prefill(timeout=60)
+        ended = False
         try:
             start = prefill_pb2.PrefillStart(
                 request_id=request_id,
@@ -125,12 +127,15 @@ class Stack:
             await stream.write(prefill_pb2.PrefillRequest(start=start))
             if ticket is not None:
                 await stream.write(prefill_pb2.PrefillRequest(attach=prefill_pb2.PrefillAttach(ticket=ticket)))
-                await stream.done_writing()
             async for reply in stream:
                 yield reply
+            ended = True
         except grpc.aio.AioRpcError as error:
+            ended = True
             raise from_rpc(error) from error
         finally:
+            if polite and not ended:
+                await _say_cancel(stream)
             stream.cancel()
 
     def generate(
@@ -239,6 +244,14 @@ async def worker_stack(
         prefill_settings = PrefillSettings(**{**worker, **everywhere, "kvstore": kvstore, **(prefill or {})})
         await running.start("prefill", prefill_settings, prefill_service.build)
         yield running
+
+
+async def _say_cancel(stream: Any) -> None:
+    """Returns when prefill has ended the stream: then it writes no more."""
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        await stream.write(prefill_pb2.PrefillRequest(cancel=prefill_pb2.PrefillCancel()))
+        async for _ in stream:
+            pass
 
 
 async def _start(settings: Any, build: Any) -> Running:

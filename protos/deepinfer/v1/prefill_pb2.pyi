@@ -40,12 +40,14 @@ class PrefillServiceWatchResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[_common_pb2.WorkerStatus, _Mapping]] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("start", "attach")
+    __slots__ = ("start", "attach", "cancel")
     START_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
     start: PrefillStart
     attach: PrefillAttach
-    def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., attach: _Optional[_Union[PrefillAttach, _Mapping]] = ...) -> None: ...
+    cancel: PrefillCancel
+    def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., attach: _Optional[_Union[PrefillAttach, _Mapping]] = ..., cancel: _Optional[_Union[PrefillCancel, _Mapping]] = ...) -> None: ...
 
 class PrefillStart(_message.Message):
     __slots__ = ("request_id", "token_ids", "sampling", "salt", "use_cache", "emitted_tokens")
@@ -68,6 +70,10 @@ class PrefillAttach(_message.Message):
     TICKET_FIELD_NUMBER: _ClassVar[int]
     ticket: _common_pb2.Ticket
     def __init__(self, ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ...) -> None: ...
+
+class PrefillCancel(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("queued", "started", "chunk", "done")

@@ -1,0 +1,165 @@
+"""Whoever leaves, at whatever point, nothing stays held on either side and the next request works."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from engine.sampling.params import SamplingParams
+from fabric.errors import DeadlineExceeded, Exhausted, InvalidArgument
+from protos.deepinfer.v1 import common_pb2 as common
+from protos.deepinfer.v1 import decode_pb2
+from tests.support.oracle import Oracle
+from tests.support.stack import Stack, worker_stack
+
+TOKENS = [3 + index % 500 for index in range(1200)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+UNKNOWN, FINISHED = decode_pb2.WRITER_STATE_UNKNOWN, decode_pb2.WRITER_STATE_FINISHED
+
+
+async def next_request_works(stack: Stack, oracle: Oracle) -> None:
+    await stack.idle()
+    tokens = TOKENS[5:150]
+    assert (await stack.ask(tokens, GREEDY)).tokens == oracle.answer(tokens, GREEDY)
+    await stack.idle()
+
+
+async def progress_until(stack: Stack, ticket: common.Ticket | None, kind: str, polite: bool = True) -> None:
+    """Starts a prefill and leaves it at its first message of `kind`: by a cancel message, or by cutting the stream."""
+    stream = stack.progress("left", TOKENS, GREEDY, ticket, polite=polite)
+    async for reply in stream:
+        if reply.WhichOneof("progress") == kind:
+            break
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["queued", "started", "chunk"])
+async def test_a_client_that_cancels_a_prefill_knows_that_nothing_more_is_written(
+    model: Path, oracle: Oracle, kind: str
+) -> None:
+    async with worker_stack(model) as stack:
+        ticket = await stack.reserve("left", TOKENS, len(TOKENS) + 6)
+        await progress_until(stack, ticket, kind)
+        await stack.release(ticket, FINISHED)
+        await next_request_works(stack, oracle)
+
+
+@pytest.mark.parametrize("kind", ["started", "chunk"])
+async def test_a_client_that_vanishes_from_a_prefill_frees_both_sides(model: Path, oracle: Oracle, kind: str) -> None:
+    async with worker_stack(model) as stack:
+        ticket = await stack.reserve("left", TOKENS, len(TOKENS) + 6)
+        await progress_until(stack, ticket, kind, polite=False)
+        await stack.release(ticket, UNKNOWN)  # prefill itself tells decode that it has finished
+        await next_request_works(stack, oracle)
+
+
+@pytest.mark.parametrize("kind", ["queued", "started", "chunk"])
+async def test_a_client_that_vanishes_before_it_attached_frees_both_sides(
+    model: Path, oracle: Oracle, kind: str
+) -> None:
+    async with worker_stack(model) as stack:
+        ticket = await stack.reserve("left", TOKENS, len(TOKENS) + 6)
+        await progress_until(stack, None, kind, polite=False)
+        await stack.release(ticket, decode_pb2.WRITER_STATE_NEVER_STARTED)
+        await next_request_works(stack, oracle)
+
+
+async def test_compute_stops_at_the_next_chunk_after_the_client_left(model: Path) -> None:
+    async with worker_stack(model, kvstore=False, prefill={"chunk_tokens": 32}) as stack:
+        await progress_until(stack, None, "chunk")
+        await stack.idle()
+        assert stack.engine("prefill").stats().computed_tokens < len(TOKENS) // 2
+
+
+async def test_a_client_that_leaves_after_the_receipt_frees_both_sides(model: Path, oracle: Oracle) -> None:
+    async with worker_stack(model) as stack:
+        ticket = await stack.reserve("left", TOKENS, len(TOKENS) + 6)
+        await stack.prefilled("left", TOKENS, GREEDY, ticket)
+        assert await stack.release(ticket, FINISHED)
+        assert not await stack.release(ticket, FINISHED)
+        await next_request_works(stack, oracle)
+
+
+async def test_a_client_that_leaves_generate_frees_both_sides(model: Path, oracle: Oracle) -> None:
+    long = SamplingParams(temperature=0.0, max_tokens=800, ignore_eos=True)
+    async with worker_stack(model) as stack:
+        ticket = await stack.reserve("left", TOKENS, len(TOKENS) + 800)
+        done = await stack.prefilled("left", TOKENS, long, ticket)
+        call = stack.generate("left", TOKENS, long, ticket, done.receipt)
+        async for _ in call:
+            break
+        call.cancel()
+        await next_request_works(stack, oracle)
+        assert stack.engine("decode").stats().output_tokens < 400
+
+
+async def test_a_decode_that_does_not_answer_fails_the_push_in_time(model: Path, oracle: Oracle) -> None:
+    async with worker_stack(model, prefill={"push_timeout_s": 0.2}) as stack:
+        link = stack.running["decode"].servicer.core.link
+        ticket = await stack.reserve("left", TOKENS, len(TOKENS) + 6)
+        link.freeze()
+        with pytest.raises(DeadlineExceeded):
+            await stack.prefilled("left", TOKENS, GREEDY, ticket)
+        link.thaw()
+        await stack.release(ticket, FINISHED)
+        await next_request_works(stack, oracle)
+
+
+async def test_a_landing_in_doubt_is_kept_apart_until_its_writer_says_it_is_done(model: Path) -> None:
+    async with worker_stack(model, kvstore=False, prefill={"push_timeout_s": 0.2}) as stack:
+        link = stack.running["decode"].servicer.core.link
+        ticket = await stack.reserve("left", TOKENS, len(TOKENS) + 6)
+        link.freeze()
+        with pytest.raises(DeadlineExceeded):
+            await stack.prefilled("left", TOKENS, GREEDY, ticket)
+        await stack.release(ticket, UNKNOWN)
+        assert stack.desk.quarantined == 1 and stack.desk._landings.stats().quarantined > 0
+        engine = stack.running["decode"].servicer.core.engine
+        assert (await engine.call(engine.engine.stats)).blocks_held == 0
+        await stack.release(ticket, FINISHED)
+        await stack.idle()
+
+
+async def test_a_prefill_that_gets_no_ticket_gives_up(model: Path) -> None:
+    async with worker_stack(model, kvstore=False, prefill={"ticket_wait_s": 0.2}) as stack:
+        with pytest.raises(DeadlineExceeded, match="ticket"):
+            async for _ in stack.progress("left", TOKENS, GREEDY, None):
+                pass
+        await stack.idle()
+
+
+async def test_prefill_refuses_more_than_it_may_queue(model: Path) -> None:
+    async with worker_stack(model, kvstore=False, prefill={"max_waiting": 1, "max_sequences": 1}) as stack:
+        outcomes = await asyncio.gather(
+            *(progress_to_end(stack, f"burst-{number}") for number in range(6)), return_exceptions=True
+        )
+        refused = [outcome for outcome in outcomes if isinstance(outcome, Exhausted)]
+        assert len(refused) >= 4 and all(error.retry_after_s for error in refused)
+        await stack.idle()
+
+
+async def progress_to_end(stack: Stack, request_id: str) -> None:
+    ticket = await stack.reserve(request_id, TOKENS, len(TOKENS) + 6)
+    try:
+        await stack.prefilled(request_id, TOKENS, GREEDY, ticket)
+    finally:
+        await stack.release(ticket, FINISHED)
+
+
+async def test_bad_requests_are_refused_before_any_work(model: Path) -> None:
+    async with worker_stack(model, kvstore=False) as stack:
+        before = stack.engine("prefill").stats().computed_tokens
+        for tokens, sampling in (
+            ([], GREEDY),
+            ([9999], GREEDY),
+            ([5] * 3000, GREEDY),
+            (TOKENS, SamplingParams(temperature=float("nan"))),
+        ):
+            with pytest.raises(InvalidArgument) as caught:
+                async for _ in stack.progress("bad", tokens, sampling, None):
+                    pass
+            assert caught.value.field and caught.value.fix
+        await stack.idle()
+        assert stack.engine("prefill").stats().computed_tokens == before
