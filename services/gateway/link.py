@@ -6,10 +6,18 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fabric.channels import Channels
+import grpc
+
+from fabric.channels import CHANNEL_OPTIONS
 from fabric.discovery import MemberInfo
 
 StubT = TypeVar("StubT")
+
+# The flow repeats on another worker; a channel that repeats by itself would take a second ticket from the same one.
+_OPTIONS = [
+    *(option for option in CHANNEL_OPTIONS if option[0] not in ("grpc.enable_retries", "grpc.service_config")),
+    ("grpc.enable_retries", 0),
+]
 
 
 class Link:
@@ -17,7 +25,7 @@ class Link:
 
     def __init__(self, member: MemberInfo) -> None:
         self.member = member
-        self._channels = Channels()
+        self._channel: grpc.aio.Channel | None = None
         self._users = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -28,7 +36,9 @@ class Link:
         return f"{self.member.instance}@{self.member.epoch}"
 
     def stub(self, make: Callable[[Any], StubT]) -> StubT:
-        return self._channels.stub(make, self.member.address)
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self.member.address, options=_OPTIONS)
+        return make(self._channel)
 
     def use(self) -> None:
         """One more request relies on the connection."""
@@ -47,7 +57,8 @@ class Link:
                 await self._idle.wait()
         except TimeoutError:
             pass  # a stream this old has outlived the longest deadline there is
-        await self._channels.close()
+        await self.close()
 
     async def close(self) -> None:
-        await self._channels.close()
+        if self._channel is not None:
+            await self._channel.close()

@@ -14,6 +14,9 @@ from fabric.interceptors import REQUEST_ID_KEY
 OutT = TypeVar("OutT", contravariant=True)
 InT = TypeVar("InT", covariant=True)
 
+_PLACEHOLDER = "Internal error from Core"
+_STATUS_PAUSES_S = (0.0, 0.0, 0.001, 0.005, 0.02, 0.05)
+
 
 class Stream(Protocol[OutT, InT]):
     """One streaming call. `receive` gives None at its end; every failure is a ServiceError."""
@@ -38,10 +41,8 @@ class GrpcStream(Generic[OutT, InT]):
     async def send(self, message: OutT) -> None:
         try:
             await self._call.write(message)
-        except asyncio.InvalidStateError:
-            raise await self._ended() from None
-        except grpc.aio.AioRpcError as error:
-            raise errors.from_rpc(error) from error
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError) as error:
+            raise await self._ended() from error
         except asyncio.CancelledError as error:
             _refuse_foreign_cancel(error)
             raise
@@ -66,8 +67,13 @@ class GrpcStream(Generic[OutT, InT]):
         self._call.cancel()
 
     async def _ended(self) -> errors.ServiceError:
-        code, details = await self._call.code(), await self._call.details()
-        if code is grpc.StatusCode.OK:
+        """Why the peer ended the call. A failed write leaves a placeholder until the peer's own status is read."""
+        for pause_s in _STATUS_PAUSES_S:
+            await asyncio.sleep(pause_s)
+            code, details = await self._call.code(), await self._call.details()
+            if details != _PLACEHOLDER:
+                break
+        if code is grpc.StatusCode.OK or details == _PLACEHOLDER:
             return Unavailable("the peer ended the call early", fix="retry")
         trailing = await self._call.trailing_metadata()
         return errors.from_rpc(grpc.aio.AioRpcError(code, await self._call.initial_metadata(), trailing, details))

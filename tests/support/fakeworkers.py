@@ -99,6 +99,7 @@ class _Worker:
         )
         self.watched = Watched()
         self._changed = asyncio.Condition()
+        self._taken = 0
 
     async def report(self, **changes: Any) -> None:
         """Sends a new status to whoever watches."""
@@ -109,6 +110,12 @@ class _Worker:
             )
             self._changed.notify_all()
 
+    async def heard(self) -> None:
+        """Returns once a watcher has come back for more after the newest status: it has taken that one."""
+        async with asyncio.timeout(2.0):
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._taken == self.status.sequence)
+
     async def statuses(self) -> AsyncIterator[common_pb2.WorkerStatus]:
         seen = 0
         while True:
@@ -117,6 +124,9 @@ class _Worker:
                 current = self.status
             seen = current.sequence
             yield current
+            async with self._changed:
+                self._taken = seen
+                self._changed.notify_all()
 
 
 class FakePrefill(_Worker, prefill_pb2_grpc.PrefillServiceServicer):

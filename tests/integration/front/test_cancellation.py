@@ -1,0 +1,89 @@
+"""A client that leaves at any moment leaves nothing behind, within 200 ms (promise 13)."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from protos.deepinfer.v1 import decode_pb2
+from tests.support import bytemodel
+from tests.support.frontstack import FrontStack, front_stack, until
+
+UNKNOWN = decode_pb2.WRITER_STATE_UNKNOWN
+
+
+async def leave_at(stack: FrontStack, phase: str, streamed: bool) -> None:
+    """Asks, waits until the stack stands at `phase`, and closes the connection."""
+    stack.script.gates[phase] = asyncio.Event()
+    async with httpx2.AsyncClient(base_url=f"http://{stack.http}") as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=stack.body(stream=streamed)))
+        await stack.script.wait_for(phase)
+        asking.cancel()
+        with suppress(asyncio.CancelledError):
+            await asking
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize(
+    ("phase", "writer"),
+    [
+        ("prefill", None),  # whether the ticket was on its way is a matter of microseconds
+        ("push", UNKNOWN),
+        ("generate", decode_pb2.WRITER_STATE_FINISHED),
+        ("token:1", decode_pb2.WRITER_STATE_FINISHED),
+    ],
+)
+async def test_a_client_that_leaves_frees_everything(
+    stack: FrontStack, phase: str, writer: int | None, streamed: bool
+) -> None:
+    await leave_at(stack, phase, streamed)
+    decode = stack.decodes[0].worker
+    await stack.until_idle(0.2)
+    await until(lambda: bool(decode.released), 0.2)
+    assert set(decode.released.values()) <= ({writer} if writer else {UNKNOWN, decode_pb2.WRITER_STATE_NEVER_STARTED})
+
+
+async def test_leaving_while_decode_reserves_releases_the_late_ticket(stack: FrontStack) -> None:
+    await leave_at(stack, "reserve", streamed=True)
+    decode = stack.decodes[0].worker
+    await until(lambda: not stack.prefills[0].worker.watched.running, 0.2)
+    stack.script.gates["reserve"].set()
+    await until(lambda: bool(decode.released), 0.2)
+    assert set(decode.released.values()) == {decode_pb2.WRITER_STATE_NEVER_STARTED}
+    assert stack.idle()
+
+
+async def test_leaving_the_queue_costs_no_worker_anything(tmp_path: Path) -> None:
+    async with front_stack(tmp_path, max_inflight=1) as stack:
+        stack.script.gates["prefill"] = asyncio.Event()
+        first = asyncio.create_task(stack.chat())
+        await stack.script.wait_for("prefill")
+        async with httpx2.AsyncClient(base_url=f"http://{stack.http}") as client:
+            asking = [asyncio.create_task(client.post("/v1/chat/completions", json=stack.body())) for _ in range(5)]
+            await queued(stack, 5)
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        await queued(stack, 0)
+        stack.script.gates["prefill"].set()
+        assert (await first).status_code == 200
+        assert len(stack.decodes[0].worker.reserves) == 1
+
+
+async def queued(stack: FrontStack, count: int) -> None:
+    """Returns once the gateway says that so many requests wait."""
+    while f"deepinfer_gateway_queued_requests {count}.0" not in (await stack.client.get("/metrics")).text:
+        pass
+
+
+async def test_the_next_request_works_after_one_was_cancelled(stack: FrontStack) -> None:
+    await leave_at(stack, "token:1", streamed=True)
+    stack.script.gates.clear()
+    tokens = [*bytemodel.encode("</think>fine"), bytemodel.EOS]
+    stack.script.answer = lambda prompt: tokens
+    reply = await stack.chat()
+    assert reply.json()["choices"][0]["message"]["content"] == "fine"

@@ -1,0 +1,338 @@
+"""The flow without a network: order of steps, one retry, and nothing held afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from engine.sampling.params import SamplingParams
+from fabric.errors import DataLoss, Exhausted, Internal, InvalidArgument, ServiceError, StaleTicket, Unavailable
+from protos.deepinfer.v1 import common_pb2, decode_pb2, prefill_pb2, recipe_pb2
+from services.gateway.flow import Conductor
+from services.gateway.handoff import Cleaner
+from services.gateway.job import Job, ModelLimits, Update
+from services.gateway.router import Demand
+from services.gateway.workers import Chosen
+from tests.support.frontstack import until
+
+EOS = 2
+
+
+class FakeStream:
+    """A call whose replies are computed from what was sent."""
+
+    def __init__(self, reply: Callable[[Any], list[Any]], replies: list[Any] | None = None) -> None:
+        self._reply = reply
+        self.sent: list[Any] = []
+        self.ready: asyncio.Queue[Any] = asyncio.Queue()
+        self.cancelled = False
+        for item in replies or []:
+            self.ready.put_nowait(item)
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+        for item in self._reply(message):
+            self.ready.put_nowait(item)
+
+    async def done(self) -> None: ...
+
+    async def receive(self) -> Any:
+        item = await self.ready.get()
+        if isinstance(item, ServiceError):
+            raise item
+        return item
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Stage:
+    """All services of a test: scripted, observed, failing on demand."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.tokens = [10, 11, 12, EOS]
+        self.faults: dict[str, list[ServiceError]] = {}
+        self.workers = 2
+        self.released: list[tuple[str, int]] = []
+        self.settled = 0
+        self.excluded: list[frozenset[str]] = []
+        self.prefills: list[FakeStream] = []
+        self.parses: list[FakeStream] = []
+        self.reserve_gate: asyncio.Event | None = None
+        self.constraint = ""
+        self.endless = False  # decode never ends
+
+    def fault(self, name: str) -> ServiceError | None:
+        self.log.append(name)
+        faults = self.faults.get(name)
+        return faults.pop(0) if faults else None
+
+    def check(self, name: str) -> None:
+        if error := self.fault(name):
+            raise error
+
+    # Workers
+    def limits(self, model: str) -> ModelLimits:
+        return ModelLimits(100, 120, 50, frozenset({EOS}))
+
+    def recipe(self, model: str) -> Stage:
+        return self
+
+    def choose(self, demand: Demand, excluded: frozenset[str]) -> Chosen:
+        self.excluded.append(excluded)
+        free = [number for number in range(self.workers) if not excluded & {f"p{number}", f"d{number}"}]
+        if not free:
+            raise Unavailable("nobody left")
+        return Chosen(f"p{free[0]}", f"d{free[0]}", self, self, "layout", "rev", self._settle)
+
+    def _settle(self) -> None:
+        self.settled += 1
+
+    # Recipe
+    async def render(self, request: Any, request_id: str) -> recipe_pb2.RenderResponse:
+        self.check("render")
+        return recipe_pb2.RenderResponse(token_ids=[5] * 8, default_max_tokens=50, constraint_kind=self.constraint)
+
+    def parse(self, request_id: str) -> FakeStream:
+        def reply(message: recipe_pb2.ParseRequest) -> list[Any]:
+            if error := self.fault(f"parse.{message.WhichOneof('message')}"):
+                return [error]
+            if message.WhichOneof("message") == "tokens":
+                text = ",".join(map(str, message.tokens.token_ids))
+                return [recipe_pb2.ParseResponse(events=[recipe_pb2.ParseEvent(content=text)])]
+            if message.WhichOneof("message") == "finish":
+                done = recipe_pb2.ParseDone(reason=message.finish.reason, reasoning_tokens=3)
+                return [recipe_pb2.ParseResponse(events=[recipe_pb2.ParseEvent(done=done)])]
+            return []
+
+        self.parses.append(FakeStream(reply))
+        return self.parses[-1]
+
+    # Prefill
+    def prefill(self, request_id: str) -> FakeStream:
+        def reply(message: prefill_pb2.PrefillRequest) -> list[Any]:
+            kind = str(message.WhichOneof("message"))
+            if error := self.fault(f"prefill.{kind}"):
+                return [error]
+            return [self._done(message.attach.ticket)] if kind == "attach" else []
+
+        self.prefills.append(FakeStream(reply))
+        return self.prefills[-1]
+
+    def _done(self, ticket: common_pb2.Ticket) -> prefill_pb2.PrefillResponse:
+        receipt = common_pb2.Receipt(
+            ticket_id=ticket.id, epoch=ticket.epoch, first_token=common_pb2.FirstToken(token_id=self.tokens[0])
+        )
+        usage = common_pb2.Usage(prompt_tokens=8, cached_tokens=4)
+        return prefill_pb2.PrefillResponse(done=prefill_pb2.PrefillDone(receipt=receipt, usage=usage))
+
+    # Decode
+    async def reserve(self, request: decode_pb2.ReserveRequest) -> decode_pb2.ReserveResponse:
+        self.check("reserve")
+        if self.reserve_gate is not None:
+            await self.reserve_gate.wait()
+        ticket = common_pb2.Ticket(id=f"t-{request.request_id}", epoch=1)
+        return decode_pb2.ReserveResponse(ticket=ticket)
+
+    def generate(self, request: decode_pb2.DecodeServiceGenerateRequest) -> FakeStream:
+        replies: list[Any] = []
+        if error := self.fault("generate"):
+            return FakeStream(lambda _: [], [error])
+        for index, token in enumerate(self.tokens):
+            if error := self.fault(f"token.{index}"):
+                return FakeStream(lambda _: [], [*replies, error])
+            replies.append(decode_pb2.DecodeServiceGenerateResponse(first_index=index, token_ids=[token]))
+        finish = decode_pb2.DecodeFinish(reason=common_pb2.FINISH_REASON_STOP, completion_tokens=len(self.tokens))
+        if self.endless:
+            return FakeStream(lambda _: [], replies)
+        end = decode_pb2.DecodeServiceGenerateResponse(first_index=len(self.tokens), finish=finish)
+        return FakeStream(lambda _: [], [*replies, end, None])
+
+    async def release(self, request: decode_pb2.ReleaseRequest, request_id: str, timeout_s: float) -> None:
+        self.released.append((request.ticket_id, request.writer))
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+JOB = Job(
+    "r", "m", b"s", recipe_pb2.DIALECT_OPENAI_CHAT, SamplingParams(), None, "messages",
+    render=recipe_pb2.RenderRequest(body=b"{}"),
+)  # fmt: skip
+
+
+async def run(stage: Stage, job: Job = JOB) -> tuple[list[Update], ServiceError | None]:
+    """All updates of a job and the error that ended them; releases have happened on return."""
+    cleaner, updates, failure = Cleaner(), [], None
+    try:
+        async with Conductor(stage, cleaner, Random(1)).answer(job) as stream:
+            async for update in stream:
+                updates.append(update)
+    except ServiceError as error:
+        failure = error
+    await cleaner.close()
+    return updates, failure
+
+
+def tokens(updates: list[Update]) -> list[int]:
+    return [token for update in updates for token in update.batch.token_ids]
+
+
+async def test_an_answer_has_every_token_once_and_one_account(stage: Stage) -> None:
+    updates, failure = await run(stage)
+    assert failure is None and tokens(updates) == stage.tokens
+    finish = updates[-1].finish
+    assert finish is not None and [update.finish for update in updates[:-1]] == [None] * (len(updates) - 1)
+    usage = finish.usage
+    counts = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, usage.reasoning_tokens)
+    assert counts == (8, 4, 4, 3)
+    assert stage.released == [] and stage.settled == 1
+
+
+async def test_prefill_starts_before_decode_has_answered_and_parse_before_prefill_is_done(stage: Stage) -> None:
+    await run(stage)
+    order = [stage.log.index(step) for step in ("render", "prefill.start", "prefill.attach", "parse.start", "generate")]
+    assert order == sorted(order)
+
+
+async def test_tokens_that_came_together_leave_together(stage: Stage) -> None:
+    updates, _ = await run(stage)
+    assert len(updates) < len(stage.tokens)
+
+
+@pytest.mark.parametrize("step", ["reserve", "prefill.start", "prefill.attach", "generate", "token.0"])
+@pytest.mark.parametrize("error", [Unavailable("away"), DataLoss("digest"), StaleTicket("old")])
+async def test_a_failure_before_the_first_token_is_retried_on_another_worker(
+    stage: Stage, step: str, error: ServiceError
+) -> None:
+    stage.faults[step] = [error]
+    updates, failure = await run(stage)
+    assert failure is None and tokens(updates) == stage.tokens
+    assert len(stage.excluded[1]) == 1 and next(iter(stage.excluded[1]))[0] == ("p" if "prefill" in step else "d")
+    assert stage.settled == 2
+
+
+async def test_a_second_failure_is_the_clients(stage: Stage) -> None:
+    stage.faults["generate"] = [Unavailable("one"), Unavailable("two")]
+    updates, failure = await run(stage)
+    assert updates == [] and isinstance(failure, Unavailable)
+    assert len(stage.released) == 2
+
+
+@pytest.mark.parametrize("error", [InvalidArgument("bad"), Internal("bug")])
+async def test_what_cannot_work_is_not_retried(stage: Stage, error: ServiceError) -> None:
+    stage.faults["reserve"] = [error]
+    _, failure = await run(stage)
+    assert failure is error and len(stage.excluded) == 1
+
+
+async def test_a_single_worker_is_tried_again_unless_it_is_full(stage: Stage) -> None:
+    stage.workers = 1
+    stage.faults["generate"] = [DataLoss("digest")]
+    updates, failure = await run(stage)
+    assert failure is None and tokens(updates) == stage.tokens
+    stage.faults["reserve"] = [full := Exhausted("full", retry_after_s=0.5)]
+    _, failure = await run(stage)
+    assert failure is full
+
+
+async def test_a_failure_after_the_first_token_is_told_and_keeps_what_was_sent(stage: Stage) -> None:
+    stage.faults["token.2"] = [Unavailable("decode died")]
+    updates, failure = await run(stage)
+    assert tokens(updates) == [10, 11]
+    assert isinstance(failure, Unavailable) and "broke off" in failure.message and failure.fix
+    assert stage.released == [("t-r", decode_pb2.WRITER_STATE_FINISHED)]
+
+
+async def test_a_token_that_comes_twice_ends_the_answer(stage: Stage) -> None:
+    stage.tokens = [10, 11]
+    original = stage.generate
+
+    def doubled(request: Any) -> FakeStream:
+        stream = original(request)
+        first = stream.ready.get_nowait()
+        stream.ready = asyncio.Queue()
+        stream.ready.put_nowait(first)
+        stream.ready.put_nowait(first)
+        return stream
+
+    stage.generate = doubled  # type: ignore[method-assign]
+    updates, failure = await run(stage)
+    assert tokens(updates) == [10] and isinstance(failure, Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("step", "writer"),
+    [
+        ("prefill.start", decode_pb2.WRITER_STATE_UNKNOWN),
+        ("prefill.attach", decode_pb2.WRITER_STATE_UNKNOWN),
+        ("generate", decode_pb2.WRITER_STATE_FINISHED),
+    ],
+)
+async def test_a_release_says_what_is_known_of_the_writer(stage: Stage, step: str, writer: int) -> None:
+    stage.faults[step] = [Internal("bug")]
+    await run(stage)
+    assert stage.released == [("t-r", writer)]
+
+
+async def test_a_reservation_still_under_way_is_released_when_it_arrives(stage: Stage) -> None:
+    stage.reserve_gate = asyncio.Event()
+    cleaner = Cleaner()
+
+    async def answer() -> None:
+        async with Conductor(stage, cleaner, Random(1)).answer(JOB):
+            pass
+
+    task = asyncio.create_task(answer())
+    await until(lambda: "reserve" in stage.log and "prefill.start" in stage.log, 1.0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert stage.prefills[0].cancelled and stage.settled == 1
+    stage.reserve_gate.set()
+    await cleaner.close()
+    assert stage.released == [("t-r", decode_pb2.WRITER_STATE_NEVER_STARTED)]
+
+
+async def test_leaving_early_ends_every_call(stage: Stage) -> None:
+    cleaner = Cleaner()
+    stage.endless = True
+    async with Conductor(stage, cleaner, Random(1)).answer(JOB):
+        pass
+    await cleaner.close()
+    assert stage.prefills[0].cancelled and stage.parses[0].cancelled
+    assert stage.released == [("t-r", decode_pb2.WRITER_STATE_FINISHED)]
+
+
+async def test_a_first_token_that_ends_the_answer_needs_no_decode(stage: Stage) -> None:
+    stage.tokens = [EOS]
+    updates, failure = await run(stage)
+    assert failure is None and tokens(updates) == [EOS]
+    assert "generate" not in stage.log and stage.released == [("t-r", decode_pb2.WRITER_STATE_FINISHED)]
+
+
+async def test_a_recipe_that_fails_is_not_the_workers_fault(stage: Stage) -> None:
+    stage.faults["parse.tokens"] = [Unavailable("recipe died")]
+    updates, failure = await run(stage)
+    assert updates == [] and isinstance(failure, Unavailable) and len(stage.excluded) == 1
+
+
+async def test_what_the_engine_cannot_enforce_is_refused(stage: Stage) -> None:
+    stage.constraint = "json"
+    _, failure = await run(stage)
+    assert isinstance(failure, InvalidArgument) and failure.field == "response_format"
+    assert stage.prefills == []
+
+
+async def test_token_ids_need_no_rendering(stage: Stage) -> None:
+    job = Job("r", "m", b"s", recipe_pb2.DIALECT_TEXT, SamplingParams(), 9, "token_ids", token_ids=(1, 2, 3, 4, 5))
+    updates, failure = await run(stage, job)
+    assert failure is None and "render" not in stage.log
+    assert updates[-1].finish is not None and updates[-1].finish.usage.prompt_tokens == 5
