@@ -28,8 +28,8 @@ def write_to(landing: Landing, source: Region, source_offsets: Offsets, offsets:
 def check(write: Write) -> Token:
     """The target's token. Raises InvalidArgument where a copy leaves either region or the arrays do not match."""
     token = Token.unpack(write.target)
-    shapes = {write.source_offsets.shape, write.target_offsets.shape, write.sizes.shape}
-    if len(shapes) != 1 or write.sizes.ndim != 1:
+    shape = write.sizes.shape
+    if len(shape) != 1 or write.source_offsets.shape != shape or write.target_offsets.shape != shape:
         raise InvalidArgument("offset and size arrays must have one shape [n]", field="sizes")
     check_bounds(write.source_offsets, write.sizes, write.source.token.nbytes, "source_offsets")
     check_bounds(write.target_offsets, write.sizes, token.nbytes, "target_offsets")
@@ -41,10 +41,12 @@ def coalesce(write: Write) -> Write:
     count = len(write.sizes)
     if count < 2:
         return write
-    joins = (write.source_offsets[:-1] + write.sizes[:-1] == write.source_offsets[1:]) & (
-        write.target_offsets[:-1] + write.sizes[:-1] == write.target_offsets[1:]
-    )
-    starts = np.flatnonzero(np.concatenate(([True], ~joins)))
+    # Two neighbours join where both distances equal the first one's size.
+    sizes, source, target = write.sizes[:-1], write.source_offsets, write.target_offsets
+    breaks = ((source[1:] - source[:-1] != sizes) | (target[1:] - target[:-1] != sizes)).nonzero()[0] + 1
+    if len(breaks) == count - 1:
+        return write
+    starts = np.concatenate(([0], breaks))
     return Write(
         write.source,
         write.source_offsets[starts],
@@ -56,8 +58,6 @@ def coalesce(write: Write) -> Write:
 
 def check_bounds(offsets: Offsets, sizes: Offsets, limit: int, name: str) -> None:
     """Raises InvalidArgument where a copy is not inside [0, limit); `name` becomes the error's field."""
-    if not len(sizes):
-        return
     # Compared without adding: a hostile offset near 2^63 must not wrap around.
-    if sizes.min() < 0 or offsets.min() < 0 or sizes.max() > limit or (offsets > limit - sizes).any():
+    if ((offsets | sizes) < 0).any() or (offsets > limit - sizes).any():
         raise InvalidArgument(f"a copy leaves its region of {limit} bytes", field=name)

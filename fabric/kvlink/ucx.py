@@ -32,6 +32,7 @@ class UcxLink:
         self._peers = PeerBook()
         self._regions: list[Region] = []
         self._lane = ucx_lanes.UNCONNECTED
+        self._reached: set[str] = set()
         self._driver = Driver(agent_name(name, epoch), asyncio.get_running_loop(), self._inbox)
         self._metadata = self._driver.submit(Agent.metadata).result()
 
@@ -41,8 +42,6 @@ class UcxLink:
 
     @property
     def lane(self) -> str:
-        if self._lane == ucx_lanes.UNCONNECTED:
-            self._lane = ucx_lanes.chosen()
         return self._lane
 
     def register(self, buffer: Any) -> Region:
@@ -64,13 +63,16 @@ class UcxLink:
         if replaced is not None:
             self._driver.forget(agent_name(replaced.peer, replaced.epoch))
         planned = [(plan.check(write), plan.coalesce(write)) for write in writes if len(write.sizes)]
+        transfer = self._driver.push(address, planned, notify)
         try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.wrap_future(self._driver.push(address, planned, notify))
+            if transfer.done():
+                transfer.result()
+            else:
+                async with asyncio.timeout(timeout_s):
+                    await asyncio.wrap_future(transfer)
         except TimeoutError as error:
             raise DeadlineExceeded(f"push to {address.peer} not done after {timeout_s:.3g} s") from error
-        if self._lane == ucx_lanes.UNCONNECTED:
-            _log.info("lane chosen", lane=self.lane, peer=address.peer)
+        self._note_lane(address.peer)
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
@@ -83,6 +85,13 @@ class UcxLink:
 
     def notices(self) -> AsyncIterator[Notice]:
         return aiter(self._inbox)
+
+    def _note_lane(self, peer: str) -> None:
+        """After the first push to a peer: what carried it, logged and kept."""
+        if peer not in self._reached:
+            self._reached.add(peer)
+            self._lane = ucx_lanes.chosen()
+            _log.info("lane chosen", lane=self._lane, peer=peer)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._driver.close)

@@ -1,8 +1,8 @@
-"""A NIXL agent as one thread sees it: memory, peers, transfers, notifications. Knows NIXL's calls, no asyncio."""
+"""A NIXL agent as its driver sees it: memory, peers, transfers, notifications. Knows NIXL's calls, no asyncio."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ _log = logs.get("kvlink")
 
 
 class Agent:
-    """Every method must be called from one thread; `post` releases the interpreter while it copies."""
+    """One caller at a time; `post` releases the interpreter while it copies."""
 
     def __init__(self, name: str) -> None:
         """Raises StartError where UCX cannot start; `name` is what peers see on notifications."""
@@ -60,10 +60,9 @@ class Agent:
         with _mapped("forget peer"):
             self._agent.invalidateRemoteMD(name)
 
-    def post(self, peer: str, writes: list[tuple[Token, Write]], notify: bytes) -> int:
+    def post(self, peer: str, writes: Sequence[tuple[Token, Write]], notify: bytes) -> int:
         """Starts a transfer and returns its handle; all writes in one request, so that one notification covers them."""
-        local = nixl.nixlXferDList(nixl.DRAM_SEG, np.concatenate([_local(write) for _, write in writes]))
-        remote = nixl.nixlXferDList(nixl.DRAM_SEG, np.concatenate([_remote(token, write) for token, write in writes]))
+        local, remote = (nixl.nixlXferDList(nixl.DRAM_SEG, table) for table in _tables(writes))
         with _mapped("post"):
             handle = int(self._agent.createXferReq(nixl.NIXL_WRITE, local, remote, peer, notify, [self._backend]))
         try:
@@ -123,20 +122,18 @@ def notice(name: str | bytes, payload: bytes) -> Notice:
     return Notice(peer, int(epoch), bytes(payload))
 
 
-def _local(write: Write) -> NDArray[np.uint64]:
-    return _descriptors(write.source.memory.ctypes.data, write.source_offsets, write.sizes)
-
-
-def _remote(token: Token, write: Write) -> NDArray[np.uint64]:
-    return _descriptors(token.base, write.target_offsets, write.sizes)
-
-
-def _descriptors(base: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """uint64 [n, 3]: address, bytes, device."""
-    table = np.zeros((len(sizes), 3), np.uint64)
-    table[:, 0] = offsets.astype(np.uint64) + np.uint64(base)
-    table[:, 1] = sizes
-    return table
+def _tables(writes: Sequence[tuple[Token, Write]]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Local and remote descriptors, uint64 [n, 3] each: address, bytes, device."""
+    count = sum(len(write.sizes) for _, write in writes)
+    local, remote = np.zeros((count, 3), np.uint64), np.zeros((count, 3), np.uint64)
+    start = 0
+    for token, write in writes:
+        end = start + len(write.sizes)
+        np.add(write.source_offsets, write.source.token.base, out=local[start:end, 0], casting="unsafe")
+        np.add(write.target_offsets, token.base, out=remote[start:end, 0], casting="unsafe")
+        local[start:end, 1] = remote[start:end, 1] = write.sizes
+        start = end
+    return local, remote
 
 
 @contextmanager

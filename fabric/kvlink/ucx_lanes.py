@@ -7,6 +7,7 @@ lanes to be known) and UCX_LOG_FILE (taken by this module unless set by the user
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 
@@ -48,5 +49,6 @@ def parse(log: str) -> str:
 
 
 def _read() -> str:
+    ctypes.CDLL(None).fflush(None)  # UCX writes through a buffered stream and flushes it only at exit
     size = os.fstat(_log_fd).st_size
     return os.pread(_log_fd, size, 0).decode(errors="replace")
