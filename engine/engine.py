@@ -151,7 +151,10 @@ class Engine:
             self._outbox.append(self._finished(sequence))
 
     def cancel(self, request_id: str) -> None:
-        """End a request wherever it stands and free what it holds; a Finished event follows. Idempotent."""
+        """End a request wherever it stands and free what it holds. Idempotent.
+
+        A request that waits or runs then gets a Finished event; one that is held or only reserved gets none.
+        """
         sequence = self._sequences.get(request_id)
         if sequence is not None and sequence.phase is not Phase.HELD:
             self._end(sequence)

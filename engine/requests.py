@@ -22,7 +22,10 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRequest:
-    """Compute the KV of `prompt + emitted`, sample the next token, then hold the KV until `release`."""
+    """Compute the KV of `prompt + emitted`, sample the next token, then hold the KV until `release`.
+
+    A stream that migrates under another request id passes its old seed in `sampling.seed`.
+    """
 
     request_id: str
     prompt: tuple[int, ...]

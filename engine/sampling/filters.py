@@ -36,7 +36,8 @@ def probabilities(scores: Floats, params: Sequence[SamplingParams]) -> Floats:
     Each truncation keeps ties of the last kept score, so it does not depend on how a sort orders equals.
     """
     heat = np.array([row.temperature for row in params])[:, None]
-    scaled = (scores - scores.max(axis=1, keepdims=True)) / heat
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to minus infinity, as it should
+        scaled = (scores - scores.max(axis=1, keepdims=True)) / heat
     for row, param in enumerate(params):
         if 0 < param.top_k < scaled.shape[1]:
             _keep_top_k(scaled[row], param.top_k)
@@ -66,7 +67,11 @@ def _keep_top_k(scaled: Floats, count: int) -> None:
 
 
 def _keep_top_p(weights: Floats, mass: float) -> None:
-    """Keep the smallest set of likeliest tokens whose mass reaches `mass`."""
-    ordered = np.sort(weights)[::-1]
+    """Keep the smallest set of likeliest tokens whose mass reaches `mass`.
+
+    All tokens lighter than (1 - mass) / vocab weigh less than 1 - mass together, so that set lies among the others.
+    """
+    heavy = weights[weights >= (1.0 - mass) / len(weights)]
+    ordered = np.sort(heavy)[::-1]
     kept = int(np.searchsorted(np.cumsum(ordered), mass, side="left"))
     weights[weights < ordered[min(kept, len(ordered) - 1)]] = 0.0

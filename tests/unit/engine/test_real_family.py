@@ -25,7 +25,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(model_dir: Path, **fields: object) -> Engine:
-    settings = {"num_blocks": 24, "num_slots": 16, "max_sequences": 8, "batch_invariant": True, **fields}
+    settings = {"num_blocks": 24, "num_slots": 16, "max_sequences": 8, "batch_invariant": True, "threads": 1, **fields}
     return Engine.open(EngineConfig(model_dir, **settings))
 
 
@@ -34,26 +34,33 @@ def whole(engine: Engine, prompt: tuple[int, ...], sampling: SamplingParams, **f
     return tokens_of(run(engine), "r")
 
 
+@pytest.fixture(scope="module")
+def engines(model_dir: Path) -> tuple[Engine, ...]:
+    """Plain, chunked, and a prefill and a decode side: opened once, told apart by salt from test to test."""
+    return opened(model_dir), opened(model_dir, max_batch_tokens=50), opened(model_dir), opened(model_dir)
+
+
 @pytest.mark.parametrize("length", [1, 127, 128, 129, 300])
 @pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "hot"])
-def test_chunks_hits_and_handoff_equal_the_plain_run(model_dir: Path, length: int, sampling: SamplingParams) -> None:
-    prompt = PROMPT[:length]
-    plain = whole(opened(model_dir), prompt, sampling, cache=False)
-    engine = opened(model_dir, max_batch_tokens=50)
-    assert whole(engine, prompt, sampling) == plain
-    assert whole(engine, prompt, sampling) == plain, "with a prefix hit"
-    source, target = opened(model_dir), opened(model_dir)
+def test_chunks_hits_and_handoff_equal_the_plain_run(
+    engines: tuple[Engine, ...], length: int, sampling: SamplingParams
+) -> None:
+    plain, chunked, source, target = engines
+    prompt, salt = PROMPT[:length], f"{length} {sampling.temperature}".encode()
+    expected = whole(plain, prompt, sampling, cache=False)
+    assert whole(chunked, prompt, sampling, salt=salt) == expected
+    assert whole(chunked, prompt, sampling, salt=salt) == expected, "with a prefix hit"
     for turn in range(2):
-        first, reservation = handoff(source, target, PrefillRequest("r", prompt, sampling))
-        assert [first.token, *tokens_of(run(target), "r")] == plain
+        first, reservation = handoff(source, target, PrefillRequest("r", prompt, sampling, salt))
+        assert [first.token, *tokens_of(run(target), "r")] == expected
+        assert first.cached_tokens == ((length - 1) // 128 * 128 if turn else 0)
         assert reservation.held_tokens == (length // 128 * 128 if turn else 0)
-    assert source.stats().cached_tokens == (length - 1) // 128 * 128
 
 
-def test_six_at_once_with_preemption_equal_each_alone(model_dir: Path) -> None:
+def test_six_at_once_with_preemption_equal_each_alone(model_dir: Path, engines: tuple[Engine, ...]) -> None:
     prompts = [PROMPT[start * 9 : start * 9 + 120 + start] for start in range(6)]
     sampling = replace(HOT, max_tokens=16)
-    alone = [whole(opened(model_dir), prompt, sampling, cache=False) for prompt in prompts]
+    alone = [whole(engines[0], prompt, sampling, cache=False) for prompt in prompts]
     engine = opened(model_dir, num_blocks=7, max_batch_tokens=64)
     for index, prompt in enumerate(prompts):
         engine.submit(GenerateRequest(f"r{index}", prompt, sampling))
@@ -62,8 +69,8 @@ def test_six_at_once_with_preemption_equal_each_alone(model_dir: Path) -> None:
     assert [tokens_of(events, f"r{index}") for index in range(6)] == alone
 
 
-def test_the_model_tells_its_facts(model_dir: Path) -> None:
-    engine = opened(model_dir)
+def test_the_model_tells_its_facts(engines: tuple[Engine, ...]) -> None:
+    engine = engines[0]
     assert engine.model.family == "deepseek_v4" and engine.model.name == "tiny" and engine.model.vocab_size == 512
     assert len(engine.model.revision) == 64
     engine.submit(GenerateRequest("r", PROMPT[:200], replace(GREEDY, prompt_logprobs=0, max_tokens=1)))

@@ -109,6 +109,10 @@ def test_penalties_act_on_what_was_seen() -> None:
     assert choose(LOGITS[None], [Row(replace(GREEDY, presence_penalty=2.0), 0, (11,), [])], ())[0].token == 11
 
 
+def test_the_smallest_temperature_is_as_good_as_greedy() -> None:
+    assert choose(LOGITS[None], [row(SamplingParams(temperature=5e-324))], ())[0].token == 11
+
+
 def test_repetition_makes_negative_scores_more_negative() -> None:
     logits = np.array([[-1.0, -1.1]], dtype=np.float32)
     assert choose(logits, [Row(replace(GREEDY, repetition_penalty=2.0), 0, (0,), [])], ())[0].token == 1
