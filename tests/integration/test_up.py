@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
@@ -15,10 +18,21 @@ import pytest
 
 from models import nano
 
+README = (Path(__file__).parents[2] / "README.md").read_text()
+README_HTTP, README_GRPC = "127.0.0.1:8000", "127.0.0.1:7000"
+
 pytestmark = pytest.mark.timeout(300)
 
 UP = [sys.executable, "-m", "cli", "up", "--http-port", "0"]
 SERVICES = {"etcd", "redis", "kvstore", "recipe", "prefill-0", "decode-0", "gateway"}
+
+
+def blocks(language: str) -> list[str]:
+    """Code blocks of the README in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+README_PROGRAMS = blocks("python")
 
 
 class Up:
@@ -67,9 +81,9 @@ class Up:
         self.process.stdout.close()
 
 
-@pytest.fixture
-def up(tmp_path) -> Iterator[Up]:
-    running = Up(tmp_path)
+@contextmanager
+def serving(folder: Path) -> Iterator[Up]:
+    running = Up(folder)
     try:
         running.until("ready:")
         yield running
@@ -77,9 +91,63 @@ def up(tmp_path) -> Iterator[Up]:
         running.kill()
 
 
+@pytest.fixture
+def up(tmp_path) -> Iterator[Up]:
+    """A stack of the test's own, to be mistreated."""
+    with serving(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory) -> Iterator[Up]:
+    """A stack shared by tests that only talk to it."""
+    with serving(tmp_path_factory.mktemp("stack")) as running:
+        yield running
+
+
 def living(pids) -> list[psutil.Process]:
     found = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("number", range(len(README_PROGRAMS)))
+def test_the_first_requests_of_the_readme_are_answered(stack, number):
+    program = README_PROGRAMS[number]
+    for written, real in ((README_HTTP, stack.record["http"]), (README_GRPC, stack.record["grpc"])):
+        program = program.replace(written, real)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip(), program
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_curl_line_of_the_readme_streams(stack):
+    [line] = [block for block in blocks("sh") if block.startswith("curl")]
+    done = subprocess.run(
+        ["bash", "-c", line.replace(README_HTTP, stack.record["http"])],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    events = [text for text in done.stdout.splitlines() if text]
+    assert events[-1] == "data: [DONE]", done.stdout[-500:] + done.stderr
+    assert len(events) > 2
+
+
+def test_chat_answers_from_a_pipe_and_finds_the_stack_by_itself(stack):
+    done = subprocess.run(
+        [sys.executable, "-m", "cli", "chat", "--max-tokens", "8"],
+        input="Hello\n/think off\nAnd you?\n/quit\n",
+        env={**os.environ, "XDG_RUNTIME_DIR": str(stack.runtime)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("tokens/s") == 2, done.stdout
+    assert "thinking: off" in done.stdout
 
 
 def test_a_stack_serves_survives_a_killed_worker_and_leaves_nothing_behind(up):
@@ -114,6 +182,7 @@ def test_services_do_not_outlive_a_stack_that_is_killed(up):
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
+@pytest.mark.slow  # continuous integration runs the same command as a step of its own
 def test_smoke_asks_one_question_and_ends_well(tmp_path):
     done = subprocess.run(
         [*UP, "--smoke"],
