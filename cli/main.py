@@ -33,7 +33,7 @@ def up(
     http_port: Annotated[int, typer.Option(min=0, max=65535, help="Gateway's HTTP port; 0: a free one.")] = HTTP_PORT,
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Gateway's gRPC port; 0: a free one.")] = 0,
     transport: Annotated[str, typer.Option(help="How KV moves: ucx:// or tcp://127.0.0.1:0.")] = "ucx://",
-    preset: Annotated[str, typer.Option(help="Preset of settings that every service takes.")] = "",
+    preset: Annotated[str, typer.Option(help="Preset of settings for every service, such as production.")] = "",
     smoke: Annotated[bool, typer.Option("--smoke", help="Ask one question, print the answer, drain, exit.")] = False,
     ready_file: Annotated[Path | None, typer.Option(help="JSON file to write once everything serves.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for the logs; default: removed at the end.")] = None,

@@ -55,6 +55,9 @@ class Settings(BaseSettings):
 class ServiceSettings(Settings):
     """What every service can be told."""
 
+    # Reflection tells whoever reaches a port all that can be asked there.
+    presets: ClassVar[Mapping[str, Tree]] = {"production": {"reflection": False}}
+
     listen: str = Field("127.0.0.1:0", description="host:port to serve gRPC on; port 0 takes a free one")
     advertise: str = Field("", description="host:port at which others reach this service; default: where it listens")
     metrics: str = Field("127.0.0.1:0", description="host:port of the Prometheus endpoint")
