@@ -60,10 +60,10 @@ def stacks(place: Path) -> list[StackRecord]:
 
 
 def sweep(place: Path) -> None:
-    """Removes what stacks that were killed left behind."""
+    """Removes what stacks that were killed left behind. Before a stack of this process exists: containers reuse ids."""
     for path in place.glob("stack-*"):
         pid = path.name.removeprefix("stack-").split(".")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+        if pid.isdigit() and (int(pid) == os.getpid() or not psutil.pid_exists(int(pid))):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 

@@ -44,10 +44,11 @@ def test_sweep_removes_what_dead_stacks_left_and_nothing_else(tmp_path):
     (tmp_path / f"stack-{dead}").mkdir()
     (tmp_path / f"stack-{dead}" / "redis.conf").write_text("secret")
     (tmp_path / f"stack-{dead}.json").write_text("{}")
-    (tmp_path / f"stack-{os.getpid()}").mkdir()
+    (tmp_path / f"stack-{os.getpid()}").mkdir()  # of an earlier process with our number
+    (tmp_path / f"stack-{os.getppid()}").mkdir()
     (tmp_path / "other").write_text("")
     runtime.sweep(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", f"stack-{os.getpid()}"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", f"stack-{os.getppid()}"]
 
 
 def test_the_folder_is_private(tmp_path, monkeypatch):
