@@ -17,11 +17,19 @@ from kernels.cpu.storage import store_rows
 from kernels.ops import Ops
 
 
+def _launch() -> None:
+    """Start numba's thread pool. It is OpenMP's, which torch shares, and starting it would change torch's count."""
+    threads = torch.get_num_threads()
+    _use_threads()
+    torch.set_num_threads(threads)
+
+
 def _use_threads() -> None:
     """numba keeps its thread count per calling thread; torch's is the one dial."""
     numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
 
 
+_launch()
 OPS = Ops(
     name="cpu",
     batch_invariant=True,

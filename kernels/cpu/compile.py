@@ -28,9 +28,6 @@ if not os.environ.get("NUMBA_CACHE_DIR"):
 # OpenMP alone may be entered from several threads at once; numba's own workqueue aborts the process then.
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
-if not os.environ.get("NUMBA_NUM_THREADS") and os.environ.get("OMP_NUM_THREADS", "").isdigit():
-    numba.config.NUMBA_NUM_THREADS = max(1, int(os.environ["OMP_NUM_THREADS"]))  # one dial for torch and numba
-
 # Sums may be regrouped by the compiler (the same way at every call); infinities and NaN keep their meaning.
 _REGROUPED = {"reassoc", "contract", "nsz", "arcp"}
 _ORDERED = {"contract"}

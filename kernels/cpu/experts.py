@@ -26,14 +26,21 @@ def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, bank: 
 
 
 @serial
-def _group(chosen: Array, experts: int, starts: Array, place: Array) -> None:
-    """place[row, k] = where the pair stands once pairs are sorted by expert; every row is also a pair of the last."""
+def _group(chosen: Array, experts: int, starts: Array, place: Array, active: Array) -> int:
+    """place[row, k] = where a pair stands once pairs are sorted by expert; every row is also a pair of the last.
+
+    Returns how many experts have rows; `active` lists them.
+    """
     starts[:] = 0
     for row in range(chosen.shape[0]):
         for k in range(chosen.shape[1]):
             starts[chosen[row, k] + 1] += 1
     starts[experts + 1] = chosen.shape[0]
+    busy = 0
     for e in range(experts + 1):
+        if starts[e + 1] > 0:
+            active[busy] = e
+            busy += 1
         starts[e + 1] += starts[e]
     filled = starts.copy()
     for row in range(chosen.shape[0]):
@@ -41,6 +48,7 @@ def _group(chosen: Array, experts: int, starts: Array, place: Array) -> None:
             place[row, k] = filled[chosen[row, k]]
             filled[chosen[row, k]] += 1
         place[row, chosen.shape[1]] = starts[experts] + row
+    return busy
 
 
 @serial
@@ -62,16 +70,17 @@ def _experts(
     rows, hidden = x.shape
     topk = chosen.shape[1]
     starts, place = np.empty(experts + 2, np.int64), np.empty((rows, topk + 1), np.int64)
-    _group(chosen, experts, starts, place)
-    active = np.flatnonzero(starts[1:] > starts[:-1])
+    active = np.empty(experts + 1, np.int64)
+    busy = _group(chosen, experts, starts, place, active)
     sorted_x = np.empty((rows * (topk + 1), hidden), np.float32)
     for row in prange(rows):
         for k in range(topk + 1):
-            sorted_x[place[row, k]] = x[row]
+            for c in range(hidden):
+                sorted_x[place[row, k], c] = x[row, c]
     middle = np.empty((len(sorted_x), inner), np.float32)
     inner_panels, hidden_panels = gate.shape[0] // (experts + 1), down.shape[0] // (experts + 1)
-    for task in prange(inner_panels * len(active)):
-        e, p = active[task % len(active)], task // len(active)
+    for task in prange(inner_panels * busy):
+        e, p = active[task % busy], task // busy
         first, count = starts[e], starts[e + 1] - starts[e]
         at = (e * inner_panels + p) * hidden * LANES
         gates, ups = np.empty((count, LANES), np.float32), np.empty((count, LANES), np.float32)
@@ -80,8 +89,8 @@ def _experts(
         _activate(gates, ups, limit, rounds, middle, first, p * LANES)
     lanes = hidden_panels * LANES
     results = np.empty((len(sorted_x), lanes), np.float32)
-    for task in prange(hidden_panels * len(active)):
-        e, p = active[task % len(active)], task // len(active)
+    for task in prange(hidden_panels * busy):
+        e, p = active[task % busy], task // busy
         first, count = starts[e], starts[e + 1] - starts[e]
         at = (e * hidden_panels + p) * inner * LANES
         panel_product(

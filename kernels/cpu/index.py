@@ -7,7 +7,7 @@ import torch
 from numba import prange
 
 from kernels.cpu.compile import Array, parallel, serial
-from kernels.cpu.numbers import rotate
+from kernels.cpu.numbers import ordered_bits, rotate
 from kernels.cpu.storage import copy_row
 from kernels.cpu.tile import LANES, panel_product
 from kernels.operands import IndexerSpec, Pages, Ragged, RopeTable, Selection
@@ -43,16 +43,30 @@ def load_heads(
 
 
 @serial
+def _count_from(keys: Array, least: int) -> int:
+    """How many keys are at least `least`."""
+    count = np.int32(0)
+    for i in range(len(keys)):
+        count += np.int32(keys[i] >= least)
+    return count
+
+
+@serial
 def _select(scores: Array, count: int, entries: Array) -> int:
     """Indices of the `count` best scores, ascending; among equals the lower index wins. Returns how many."""
-    last = np.partition(scores, len(scores) - count)[len(scores) - count]
-    room = count
-    for score in scores:
-        room -= score > last
-    found = 0
+    keys = np.empty(len(scores), np.uint32)
     for i in range(len(scores)):
-        if scores[i] > last or (scores[i] == last and room > 0):
-            room -= scores[i] == last
+        keys[i] = ordered_bits(scores[i])
+    last = np.uint32(0)  # the count-th highest key, found from its top bit down
+    for bit in range(31, -1, -1):
+        candidate = last | (np.uint32(1) << np.uint32(bit))
+        if _count_from(keys, candidate) >= count:
+            last = candidate
+    room = count - _count_from(keys, last + np.uint32(1)) if last < np.uint32(0xFFFFFFFF) else count
+    found = 0
+    for i in range(len(keys)):
+        if keys[i] > last or (keys[i] == last and room > 0):
+            room -= keys[i] == last
             entries[found] = i
             found += 1
     return found

@@ -100,6 +100,16 @@ def sigmoid(value):  # type: ignore[no-untyped-def]
 
 
 @serial
+def ordered_bits(value):  # type: ignore[no-untyped-def]
+    """uint32 keys in the order of their fp32 values; both zeros have one key, NaN stands above infinity."""
+    bits = float_to_bits(np.float32(value))
+    sign = np.uint32(0x80000000)
+    if bits & np.uint32(0x7FFFFFFF) == np.uint32(0):
+        return sign
+    return ~bits if bits & sign else bits | sign
+
+
+@serial
 def inverse_rms(values, row, first, count, eps):  # type: ignore[no-untyped-def]
     """1 / sqrt(mean of squares + eps) of values[row, first : first + count]."""
     total = np.float32(0.0)

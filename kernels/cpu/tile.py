@@ -92,7 +92,7 @@ def _tile(rows: int) -> Any:
 _tile6, _tile4, _tile2, _tile1 = (_tile(rows) for rows in _ROW_CHOICES)
 
 
-@serial(inline="always")
+@serial
 def panel_product(x, a, xs, xk, rows, w, b, wk, count, out, o, os):  # type: ignore[no-untyped-def]
     """16 columns of a product for `rows` rows, in tiles of 6, 4, 2 and 1; operands as in `_tile`."""
     row = 0

@@ -1,4 +1,4 @@
-"""Random and hostile operands for the operators: ragged batches over scattered pages, poisoned where nothing is valid."""
+"""Random and hostile operands for the operators: ragged batches over scattered pages, poisoned elsewhere."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ TOLERANCES = {
 
 def assert_close(operator: str, found: torch.Tensor, expected: torch.Tensor) -> None:
     """AssertionError, saying where and by how much, if `found` strays further than `operator` may. NaN always does."""
-    assert found.shape == expected.shape, f"{operator}: shape {list(found.shape)}, expected {list(expected.shape)}"
+    if found.shape != expected.shape:
+        raise AssertionError(f"{operator}: shape {list(found.shape)}, expected {list(expected.shape)}")
     tolerance = TOLERANCES[operator]
     found, expected = found.to(torch.float64), expected.to(torch.float64)
     excess = (found - expected).abs() - tolerance.absolute - tolerance.relative * expected.abs()
