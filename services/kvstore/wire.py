@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fabric import wire as fabric_wire
+from fabric import wire
 from fabric.errors import InvalidArgument
 from fabric.records import Extent
 from protos.deepinfer.v1 import common_pb2 as common
@@ -16,7 +16,7 @@ from services.kvstore.offers import KEY_BYTES, MAX_RECORDS, Offer, RecordOffer
 from services.kvstore.puts import Granted
 from services.kvstore.records import BlockName, Identity, RecordId, RecordKind
 from services.kvstore.store import Served
-from services.worker import wire
+from services.worker.layouts import unpack_layout
 
 MAX_BLOCKS = 16_384
 MAX_BLOCK_TOKENS = 4096
@@ -53,7 +53,7 @@ async def next_message(requests: AsyncIterator[pb.PutRequest], expected: str) ->
 def unpack_offer(message: pb.PutOffer) -> Offer:
     if len(message.records) > MAX_RECORDS:
         raise InvalidArgument(f"{len(message.records)} records", field="offer.records", fix=f"at most {MAX_RECORDS}")
-    layout = wire.unpack_layout(message.layout, "offer.layout")
+    layout = unpack_layout(message.layout, "offer.layout")
     return Offer(
         records=tuple(_unpack_record(record) for record in message.records),
         identity=Identity(message.model_revision, layout.fingerprint),
@@ -68,7 +68,7 @@ def unpack_commit(message: pb.PutCommit) -> list[tuple[Extent, ...]]:
         raise InvalidArgument(
             "only xxh3-64 digests are known here", field="commit.digest_kind", fix="seal with xxh3-64"
         )
-    return [fabric_wire.unpack_extents(record) for record in message.records]
+    return [wire.unpack_extents(record) for record in message.records]
 
 
 def unpack_keep(message: pb.RetainRequest, capacity_bytes: int) -> tuple[list[bytes], float, int]:
@@ -85,13 +85,13 @@ def unpack_keep(message: pb.RetainRequest, capacity_bytes: int) -> tuple[list[by
 
 
 def pack_grant(granted: Granted) -> pb.PutResponse:
-    landing = fabric_wire.pack_landing(granted.landing) if granted.landing is not None else None
+    landing = wire.pack_landing(granted.landing) if granted.landing is not None else None
     return pb.PutResponse(grant=pb.PutGrant(wanted=granted.wanted, landing=landing, offsets=granted.offsets))
 
 
 def pack_served(served: Served) -> pb.GetResponse:
     return pb.GetResponse(
-        extents=fabric_wire.pack_extents(served.extents).extents,
+        extents=wire.pack_extents(served.extents).extents,
         digest_kind=common.DIGEST_KIND_XXH3_64,
         blocks=served.blocks,
         anchor=served.anchor,
