@@ -24,7 +24,7 @@ class Sealer:
             return
         full = sequence.computed_tokens // self._memory.block_tokens
         if full > sequence.sealed_blocks:
-            sequence.chain.grow(sequence.tokens[: sequence.computed_tokens])
+            sequence.chain.grow(sequence.tokens)
             fresh = sequence.blocks[sequence.sealed_blocks : full]
             self._memory.index.insert(sequence.chain, sequence.sealed_blocks, fresh)
             sequence.sealed_blocks = full

@@ -69,6 +69,36 @@ def test_many_at_once_equal_each_alone_though_blocks_run_out_and_sequences_are_p
     assert engine.stats().blocks_held == engine.stats().slots_held == 0
 
 
+def test_slots_bound_how_many_run_and_the_rest_wait() -> None:
+    engine = fake_engine(num_slots=2)
+    for index in range(5):
+        engine.submit(GenerateRequest(f"r{index}", PROMPT[index : index + 9], GREEDY))
+    engine.step()
+    assert (engine.stats().running, engine.stats().waiting) == (2, 3)
+    events = run(engine)
+    assert [tokens_of(events, f"r{index}")[-1] for index in range(5)] == [
+        whole(fake_engine(), PROMPT[index : index + 9])[-1] for index in range(5)
+    ]
+
+
+def test_nobody_is_admitted_into_the_block_a_running_sequence_needs_next() -> None:
+    engine = fake_engine(num_blocks=4)
+    engine.submit(GenerateRequest("grows", PROMPT[:9], GREEDY))
+    engine.step()
+    engine.submit(GenerateRequest("waits", PROMPT[20:35], replace(GREEDY, max_tokens=2)))
+    assert len(of(run(engine), Finished)) == 2 and engine.stats().preemptions == 0
+
+
+def test_a_decode_keeps_only_its_newest_anchor_besides_those_on_the_grid() -> None:
+    engine = fake_engine(anchor_every_blocks=3)
+    engine.submit(GenerateRequest("long", PROMPT[:20], replace(GREEDY, max_tokens=60)))
+    run(engine)
+    chain_tokens = (*PROMPT[:20], *whole(fake_engine(), PROMPT[:20], replace(GREEDY, max_tokens=60)))
+    hits = [engine.lookup(chain_tokens[:end]).hit_tokens for end in range(17, 80, 8)]
+    assert engine.stats().anchors == 4  # 16 from the prompt, 24 and 48 on the grid, 72 the newest
+    assert hits == [16, 24, 24, 24, 48, 48, 48, 72]
+
+
 def test_first_come_is_first_served_and_priority_passes() -> None:
     engine = fake_engine(max_sequences=1)
     for name, priority in (("a", 0), ("b", 0), ("c", 1)):

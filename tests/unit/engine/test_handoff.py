@@ -163,6 +163,10 @@ def test_decode_starts_only_from_its_own_reservation() -> None:
             engine.start_decode(wrong)
     with pytest.raises(InvalidParameter):
         engine.start_decode(replace(request, emitted=()))
+    engine.reserve("blind", len(PROMPT), 100)
+    with pytest.raises(NotReserved):
+        engine.start_decode(replace(request, request_id="blind", prompt=PROMPT[:-1]))
+    engine.release("blind")
     engine.start_decode(request)
     with pytest.raises(DuplicateRequest):
         engine.reserve("r", 5, 10)
