@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import grpc
@@ -104,10 +106,8 @@ async def call(method: Any, request: Any, *, timeout_s: float | None = None) -> 
     Raises:
         ServiceError: what the peer raised, or what the transport met.
     """
-    try:
+    with _mapped():
         return await method(request, timeout=deadline.shrunk_s(timeout_s), metadata=_metadata())
-    except grpc.aio.AioRpcError as error:
-        raise errors.from_rpc(error) from error
 
 
 async def stream(method: Any, request: Any, *, timeout_s: float | None = None) -> AsyncIterator[Any]:
@@ -117,12 +117,27 @@ async def stream(method: Any, request: Any, *, timeout_s: float | None = None) -
     """
     running = method(request, timeout=deadline.shrunk_s(timeout_s), metadata=_metadata())
     try:
-        async for reply in running:
-            yield reply
-    except grpc.aio.AioRpcError as error:
-        raise errors.from_rpc(error) from error
+        with _mapped():
+            async for reply in running:
+                yield reply
     finally:
         running.cancel()
+
+
+@contextmanager
+def _mapped() -> Iterator[None]:
+    """The transport's errors as ours. A channel that was closed under a call looks like the caller's cancellation."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise errors.from_rpc(error) from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise errors.Unavailable("the channel to the peer was closed") from error
+    except grpc.aio.UsageError as error:
+        raise errors.Unavailable("the channel to the peer is closed") from error
 
 
 def _metadata() -> tuple[tuple[str, str], ...]:

@@ -11,10 +11,22 @@ from typing import Any
 import uvicorn
 
 from fabric import lifecycle
+from fabric.errors import StartError
 
 
 class _Server(uvicorn.Server):
-    """Signals belong to the chassis."""
+    """Tells when it listens. Signals belong to the chassis."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except SystemExit as error:  # what uvicorn makes of an application that fails its lifespan
+            raise StartError("the HTTP application did not start", field="http", fix="its log says why") from error
+        self.listening.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -32,7 +44,7 @@ class HttpFront:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises StartError where the port is taken."""
+        """Returns when it listens. Raises StartError where the port is taken or the application does not start."""
         host, port = lifecycle.split_address(self._listen, "http")
         listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -43,6 +55,12 @@ class HttpFront:
             raise lifecycle.port_error(self._listen, "http") from error
         self.address = f"{host}:{listener.getsockname()[1]}"
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+        listening = asyncio.create_task(self._server.listening.wait())
+        await asyncio.wait([self._task, listening], return_when=asyncio.FIRST_COMPLETED)
+        if not listening.done():
+            listening.cancel()
+            listener.close()
+            self._task.result()
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new connection, lets running responses end within `grace_s` seconds, then cuts them."""

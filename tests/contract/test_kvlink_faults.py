@@ -51,7 +51,7 @@ def placements() -> list[Placement]:
 
 
 async def test_of_300_pushes_with_a_flipped_bit_none_is_believed(ends):
-    """The bit may hit the payload (caught by the digest), the frame or its lengths (caught before, or by the deadline)."""
+    """The bit may hit the payload (caught by the digest) or the frame (refused, or cut by the deadline)."""
     ends.proxy.faults = Faults(flip_every_bytes=TOTAL)
     caught = {"digest": 0, "frame": 0}
     for index in range(300):

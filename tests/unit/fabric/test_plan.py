@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabric.errors import InvalidArgument
@@ -33,6 +33,7 @@ def moved(plan_: Write) -> np.ndarray:
     return out
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3), st.integers(0, 3)), max_size=40))
 def test_coalescing_moves_the_same_bytes_and_leaves_no_adjacent_pair(steps):
     source, target, sizes, at, to = [], [], [], 0, 0
@@ -81,6 +82,7 @@ def test_a_copy_outside_a_region_is_refused(source, target, sizes, field):
     assert caught.value.field == field
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=40))
 def test_arbitrary_tokens_are_refused_or_read(packed):
     try:

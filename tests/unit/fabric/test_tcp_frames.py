@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fabric.errors import InvalidArgument
@@ -16,6 +16,7 @@ from fabric.kvlink.tcp_frames import Answer, Greeting
 EPOCHS = st.integers(0, 2**64 - 1)
 
 
+@settings(deadline=None)
 @given(EPOCHS, EPOCHS, st.text(max_size=60), st.text(max_size=60))
 def test_greetings_round_trip(writer_epoch, target_epoch, writer, target):
     packed = Greeting(writer_epoch, target_epoch, writer, target).pack()
@@ -24,6 +25,7 @@ def test_greetings_round_trip(writer_epoch, target_epoch, writer, target):
     assert packed[frames.GREETING_BYTES :] == (writer + target).encode()
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2**40), st.integers(0, 2**40)), max_size=20),
     st.binary(max_size=50),
@@ -43,6 +45,7 @@ def test_answers_round_trip(answer):
     assert frames.unpack_answer(frames.pack_answer(answer)) is answer
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=frames.GREETING_BYTES, max_size=frames.GREETING_BYTES))
 def test_arbitrary_bytes_are_no_frame(noise):
     if noise[:4] == struct.pack("<I", frames.MAGIC):
