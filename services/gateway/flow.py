@@ -137,7 +137,7 @@ class Conductor:
         while update.finish is None and opening.tap is not None:
             try:
                 if self._coalesce_s:
-                    await asyncio.sleep(self._coalesce_s)
+                    await opening.tap.gather(self._coalesce_s)
                 update = await self._update(opening, narrator, await opening.tap.take())
             except ServiceError as error:
                 raise _broken(error) from error

@@ -26,7 +26,10 @@ class GatewaySettings(ServiceSettings, env_prefix="DEEPINFER_GATEWAY_"):
     request_timeout_s: float = Field(120.0, gt=0, le=3600, description="longest life of an HTTP request")
     max_body_bytes: int = Field(4 << 20, ge=1024, description="largest HTTP body")
     coalesce_ms: float = Field(
-        0.0, ge=0, le=1000, description="milliseconds in which tokens after the first are gathered into one message"
+        20.0,
+        ge=0,
+        le=1000,
+        description="milliseconds in which tokens after the first are gathered; 0: send each at once",
     )
     stale_s: float = Field(2.5, gt=0, description="seconds without a sign of a worker after which it gets no work")
     probe_s: float = Field(1.0, gt=0, description="seconds between two checks of a worker that sends nothing")

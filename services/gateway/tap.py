@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fabric.errors import Internal, ServiceError, Unavailable
@@ -35,7 +36,7 @@ class Tap:
         self._finish: decode_pb2.DecodeFinish | None = None
         self._error: ServiceError | None = None
         self._ended = False
-        self._ready, self._room = asyncio.Event(), asyncio.Event()
+        self._ready, self._room, self._last = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._task = asyncio.create_task(self._read(), name="tap")
 
     async def take(self) -> Batch:
@@ -56,6 +57,12 @@ class Tap:
         finish, self._finish = self._finish, None
         return Batch(first, tokens, logprobs, finish)
 
+    async def gather(self, window_s: float) -> None:
+        """Lets tokens come in for `window_s` seconds, or until the last one has."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(window_s):
+                await self._last.wait()
+
     def close(self) -> None:
         """Ends the stream; safe to repeat."""
         self._task.cancel()
@@ -72,6 +79,7 @@ class Tap:
             self._error = error
         finally:
             self._ended = True
+            self._last.set()
             self._ready.set()
 
     def _add(self, message: decode_pb2.DecodeServiceGenerateResponse) -> None:
@@ -84,5 +92,6 @@ class Tap:
             self._logprobs += message.logprobs
         if message.HasField("finish"):
             self._finish = message.finish
+            self._last.set()
         if count or message.HasField("finish"):
             self._ready.set()

@@ -15,6 +15,7 @@ from services.recipe import faults, options
 from services.recipe.deltas import Delta, Kind
 from services.recipe.model_files import ModelFiles
 from services.recipe.options import ParsingOptions
+from services.recipe.reasoning import Marks, ReasoningCount
 from services.recipe.text import TextParser
 
 _Chunk = recipe.ChatCompletionChunk | recipe.ResponsesStreamEvent | recipe.MessagesStreamEvent
@@ -74,7 +75,11 @@ class Codec:
         self._renderer = make()
         self._encoder = make().with_tokenizer(self._tokenizer)
         self._conversion = recipe.ConversionOptions().with_model_versions_by_name({model: version})
-        self._eos = files.eos_token_ids | {self._special(recipe.SpecialToken.Eos)}
+        self._marks = Marks(
+            eos=files.eos_token_ids | {self._special(recipe.SpecialToken.Eos)},
+            reasoning_end=self._special(recipe.SpecialToken.ThinkingEnd),
+            call=self._special(recipe.SpecialToken.Dsml),
+        )
 
     def render_chat(self, body: bytes) -> Rendered:
         """Renders one OpenAI Chat Completions request.
@@ -109,11 +114,11 @@ class Codec:
 
     def chat_parser(self, parsing: ParsingOptions, request_id: str) -> TokenParser:
         """A parser for the answer to one rendered conversation."""
-        return TokenParser(self._tokenizer, self._version, parsing, request_id, self._eos)
+        return TokenParser(self._tokenizer, self._version, parsing, request_id, self._marks)
 
     def text_parser(self) -> TextParser:
         """A parser for the continuation of a plain prompt."""
-        return TextParser(self._files.full, self._eos)
+        return TextParser(self._files.full, self._marks.eos)
 
     def _rendered(self, converted: recipe.ConversationRequest, token_ids: list[int]) -> Rendered:
         parsing = _pack_options(converted.parsing_options)
@@ -175,7 +180,7 @@ class TokenParser:
         version: recipe.ModelVersion,
         parsing: ParsingOptions,
         request_id: str,
-        eos: frozenset[int],
+        marks: Marks,
     ) -> None:
         # The generator shapes chunks by thinking mode alone; the conversation itself plays no part in parsing.
         shape = recipe.ConversationRequest(recipe.Conversation(thinking_mode=parsing.thinking), version)
@@ -183,7 +188,8 @@ class TokenParser:
         self._processor = recipe.StreamProcessor(generator, _unpack_options(parsing), tokenizer)
         self._last: _Chunk | None = None
         self._request_id = request_id
-        self._eos = eos
+        self._marks = marks
+        self._reasoning = ReasoningCount(marks, parsing)
 
     def push(self, token_ids: Sequence[int], logprobs: TokenLogprobs | None = None) -> list[Delta]:
         """Deltas that these tokens complete; text waits until it is whole UTF-8. End-of-sequence tokens say nothing.
@@ -195,10 +201,11 @@ class TokenParser:
             raise InvalidArgument(
                 f"{len(logprobs)} logprobs for {len(token_ids)} tokens", field="logprobs", fix="send one per token"
             )
-        kept = [index for index, token in enumerate(token_ids) if token not in self._eos]
+        kept = [index for index, token in enumerate(token_ids) if token not in self._marks.eos]
         if not kept:
             return []
         spoken = [token_ids[index] for index in kept]
+        self._reasoning.push(spoken)
         chunk = recipe.InferenceChunk.tokens(spoken, None if logprobs is None else [logprobs[i] for i in kept])
         return self._read(self._advance(chunk))
 
@@ -207,10 +214,8 @@ class TokenParser:
         chunks = self._advance(recipe.InferenceChunk.finish(recipe.InferenceFinishReason.Stop))
         if self._last is None:
             raise RuntimeError("deepseek-recipe ended without a final chunk: pin the version in pyproject.toml")
-        last = json.loads(self._last.to_json())
-        details = (last.get("usage") or {}).get("completion_tokens_details") or {}
-        called = last["choices"][0]["finish_reason"] == "tool_calls"
-        return Ending(self._read(chunks), called, int(details.get("reasoning_tokens", 0)))
+        called = json.loads(self._last.to_json())["choices"][0]["finish_reason"] == "tool_calls"
+        return Ending(self._read(chunks), called, self._reasoning.total(called))
 
     def _advance(self, chunk: recipe.InferenceChunk) -> list[_Chunk]:
         if self._last is not None:

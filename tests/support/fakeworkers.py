@@ -58,8 +58,23 @@ class Script:
         if faults := self.faults.get(name):
             raise faults.pop(0)
 
+    def let_go(self) -> None:
+        """Opens every gate and forgets all gates, faults and phases."""
+        for gate in self.gates.values():
+            gate.set()
+        self.gates, self.faults, self.reached = {}, {}, {}
+
     async def wait_for(self, name: str) -> None:
         await self.reached.setdefault(name, asyncio.Event()).wait()
+
+
+def forget(worker: FakePrefill | FakeDecode) -> None:
+    """A worker's memory of earlier calls."""
+    worker.watched.requests.clear()
+    worker.watched.ends.clear()
+    if isinstance(worker, FakeDecode):
+        worker.reserves.clear()
+        worker.released.clear()
 
 
 class Watched:

@@ -41,6 +41,14 @@ class FrontStack:
     async def chat(self, text: str = "hi", **extra: Any) -> httpx2.Response:
         return await self.client.post("/v1/chat/completions", json=self.body(text, **extra))
 
+    def forget(self) -> None:
+        """Back to the script and the counts of a fresh stack."""
+        fresh = Script()
+        self.script.let_go()
+        self.script.answer, self.script.cached_tokens = fresh.answer, fresh.cached_tokens
+        for served in (*self.prefills, *self.decodes):
+            fakeworkers.forget(served.worker)
+
     def idle(self) -> bool:
         """Nothing runs at any worker and no ticket is held."""
         return not any(s.worker.watched.running for s in (*self.prefills, *self.decodes)) and not any(

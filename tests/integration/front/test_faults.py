@@ -39,7 +39,8 @@ async def test_a_worker_killed_before_the_first_token_costs_a_retry_not_the_requ
     await until(lambda: not any(s.worker.tickets for s in stack.decodes if s is not victim), 0.5)
 
 
-async def test_a_worker_killed_after_the_first_token_ends_the_stream_with_a_clear_error(stack: FrontStack) -> None:
+async def test_a_worker_killed_after_the_first_token_ends_the_stream_with_a_clear_error(own_stack: FrontStack) -> None:
+    stack = own_stack
     tokens = [*bytemodel.encode("</think>abcdef"), bytemodel.EOS]
     stack.script.answer = lambda prompt: tokens
     stack.script.gates["token:4"] = asyncio.Event()

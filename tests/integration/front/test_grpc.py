@@ -17,7 +17,7 @@ from tests.support import bytemodel, fakeworkers
 from tests.support.frontstack import FrontStack
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def stub(stack: FrontStack) -> AsyncIterator[Any]:
     async with Channels() as channels:
         yield channels.stub(gateway_pb2_grpc.GatewayServiceStub, stack.grpc)

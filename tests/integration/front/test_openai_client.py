@@ -30,7 +30,7 @@ TOOLS: Any = [
 USER: Any = [{"role": "user", "content": "hi"}]
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def client(stack: FrontStack) -> AsyncIterator[AsyncOpenAI]:
     async with AsyncOpenAI(base_url=f"http://{stack.http}/v1", api_key="any", max_retries=0) as ready:
         yield ready

@@ -49,6 +49,13 @@ def test_reasoning_content_and_calls_are_told_apart(codec: Codec) -> None:
     assert (end.reason, end.reasoning_tokens) == ("tool_calls", 3)
 
 
+def test_reasoning_is_counted_in_tokens_however_the_text_falls(codec: Codec) -> None:
+    assert answer(session(codec), "é😀</think>b")[2].reasoning_tokens == 6
+    assert answer(session(codec), "é\n\nab", reason="length")[2].reasoning_tokens == 6
+    assert answer(session(codec), f"why{CALL}")[2].reasoning_tokens == len("why\n\n<")
+    assert answer(session(codec, ParsingOptions(stage="content_continuation")), "ab")[2].reasoning_tokens == 0
+
+
 def test_call_ids_follow_from_the_request(codec: Codec) -> None:
     first, second = (answer(session(codec), f"</think>{CALL}")[0] for _ in range(2))
     assert first == second
