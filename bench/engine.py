@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,8 @@ def agreement(engine: Engine, reference: PreTrainedModel, options: argparse.Name
     (prompt,) = prompts(engine, 1, options.prompt, seed=0)
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, prompt_logprobs=0)
     engine.submit(GenerateRequest("agreement", prompt, params, cache=False))
-    ours = [entry.logprob for entry in _run(engine)[0].prompt_logprobs[1:]]
+    (first,) = (event for event in _run(engine) if isinstance(event, FirstToken))
+    ours = [entry.logprob for entry in first.prompt_logprobs or () if entry is not None]
     with torch.inference_mode():
         scores = reference(torch.tensor([prompt]), use_cache=False).logits[0].log_softmax(-1)
     theirs = scores[torch.arange(len(prompt) - 1), torch.tensor(prompt[1:])]
@@ -76,8 +78,8 @@ def speed(engine: Engine, reference: PreTrainedModel, options: argparse.Namespac
         ours, theirs = [], []
         for repeat in range(options.repeats + 1):
             batch_prompts = prompts(engine, batch, options.prompt, seed=repeat + 1)
-            ours.append(_timed(lambda given=batch_prompts: generate(engine, given, options.new)))
-            theirs.append(_timed(lambda given=batch_prompts: generate_reference(reference, given, options.new)))
+            ours.append(_timed(partial(generate, engine, batch_prompts, options.new)))
+            theirs.append(_timed(partial(generate_reference, reference, batch_prompts, options.new)))
         mine, other = (batch * options.new / statistics.median(times[1:]) for times in (ours, theirs))  # first: warm-up
         rows += [
             Row(f"batch {batch}: transformers", other, "tokens/s"),
