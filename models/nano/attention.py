@@ -1,15 +1,13 @@
-"""Attention over a window and compressed entries of packed documents, with a sink. Two backends: dense torch and flex.
+"""Attention over a window and compressed entries of packed documents, with a sink. Two forms: dense and chunked.
 
 Documents start on blocks of 128 tokens, so one document number per block describes a packed row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 BLOCK = 128
 
@@ -62,46 +60,36 @@ def attend_dense(q: Tensor, kv: Tensor, entries: Tensor | None, sink: Tensor, si
     return torch.einsum("bhts,bsd->bhtd", weights, kv), total
 
 
-def _block_mask(sight: Sight, tokens: int, entries: int, mask_mod: Callable[..., Tensor]) -> BlockMask:
-    blocks, entry_blocks = tokens // BLOCK, -(-entries // BLOCK)
-    documents, device = sight.documents, sight.documents.device
-    rows = torch.arange(blocks, device=device)
-    near = (rows[:, None] == rows[None]) | ((rows[:, None] == rows[None] + 1) & _same(documents))
-    table = near.expand(documents.shape[0], blocks, blocks)
-    if entries:
-        earlier = _same(documents) & (rows[None] <= rows[:, None])
-        blocks_each = sight.ratio  # 128 entries of `ratio` tokens are `ratio` blocks of tokens
-        padded = torch.nn.functional.pad(earlier.to(torch.int8), (0, entry_blocks * blocks_each - blocks))
-        table = torch.cat((table, padded.unflatten(-1, (entry_blocks, blocks_each)).amax(-1).bool()), -1)
-    number = table.sum(-1, dtype=torch.int32)[:, None]
-    order = table.to(torch.int8).argsort(-1, descending=True, stable=True).to(torch.int32)[:, None]
-    lengths = (tokens, tokens + entry_blocks * BLOCK)
-    return BlockMask.from_kv_blocks(number, order, BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=lengths)
+HIDDEN = -1e30  # finite: a row without visible entries must not make the gradient NaN
 
 
-def _same(documents: Tensor) -> Tensor:
-    return documents[:, :, None] == documents[:, None]
+def _window_scores(q: Tensor, near: Tensor, sight: Sight) -> Tensor:
+    """q [batch, blocks, heads, 128, dim] against its own and the previous block -> [batch, blocks, heads, 128, 256]."""
+    scores = torch.einsum("bnhqd,bnkd->bnhqk", q, near).float() * q.shape[-1] ** -0.5
+    query = torch.arange(BLOCK, device=q.device)[:, None]
+    key = torch.arange(2 * BLOCK, device=q.device)[None] - BLOCK
+    visible = (key <= query) & (query - key < sight.window)
+    joined = torch.zeros_like(sight.documents, dtype=torch.bool)
+    joined[:, 1:] = sight.documents[:, 1:] == sight.documents[:, :-1]
+    visible = visible & ((key >= 0) | joined[:, :, None, None])
+    return scores.masked_fill(~visible[:, :, None], HIDDEN)
 
 
-def attend_flex(q: Tensor, kv: Tensor, entries: Tensor | None, sink: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
-    """As `attend_dense`, block-sparse and fused; for compiled code on a GPU."""
-    tokens, number = q.shape[2], 0 if entries is None else entries.shape[1]
+def attend_chunked(q: Tensor, kv: Tensor, entries: Tensor | None, sink: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
+    """As `attend_dense`; the window costs 256 keys a query however long the row. Compiles into few plain kernels."""
+    blocks, heads = q.shape[2] // BLOCK, q.shape[1]
+    chunks = q.unflatten(2, (blocks, BLOCK)).transpose(1, 2)
+    own = kv.unflatten(1, (blocks, BLOCK))
+    near = torch.cat((torch.cat((torch.zeros_like(own[:, :1]), own[:, :-1]), 1), own), 2)
+    scores = _window_scores(chunks, near, sight)
+    total = scores.logsumexp(-1).transpose(1, 2).flatten(2)
     if entries is not None:
-        kv = torch.cat((kv, torch.nn.functional.pad(entries, (0, 0, 0, -number % BLOCK))), 1)
-
-    def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        place = key.clamp(max=tokens - 1)
-        inside = (key < tokens) & sight.window_visible(b, query, place)
-        if not number:
-            return inside
-        entry = (key - tokens).clamp(0, number - 1)
-        seen = (key >= tokens) & (key < tokens + number) & sight.entry_visible(b, query, entry)
-        if sight.chosen is not None:
-            seen = seen & sight.chosen[b, query, entry]
-        return inside | seen
-
-    mask = _block_mask(sight, tokens, number, visible)
-    key = kv[:, None]
-    out, total = flex_attention(q, key, key, block_mask=mask, enable_gqa=True, return_lse=True)
-    with_sink = torch.logaddexp(total, sink.float()[None, :, None])
-    return out * torch.exp(total - with_sink)[..., None].to(out.dtype), with_sink
+        far = torch.einsum("bhtd,bsd->bhts", q, entries).float() * q.shape[-1] ** -0.5
+        far = far.masked_fill(~dense_entry_mask(sight, q.shape[2], entries.shape[1])[:, None], HIDDEN)
+        total = torch.logaddexp(total, far.logsumexp(-1))
+    total = torch.logaddexp(total, sink.float().view(1, heads, 1))
+    each = total.unflatten(2, (blocks, BLOCK)).transpose(1, 2)[..., None]
+    out = torch.einsum("bnhqk,bnkd->bnhqd", (scores - each).exp().to(kv.dtype), near).transpose(1, 2).flatten(2, 3)
+    if entries is not None:
+        out = out + torch.einsum("bhts,bsd->bhtd", (far - total[..., None]).exp().to(kv.dtype), entries)
+    return out, total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,8 @@ class Indexer(nn.Module):
         self.wq_b = nn.Linear(config.q_lora_rank, self.heads * self.dim, bias=False)
         self.weights_proj = nn.Linear(config.hidden_size, self.heads, bias=False)
         self.compressor = Compressor(config, ratio, self.dim)
+        self.rank: Callable[[Tensor], Tensor] | None = None
+        """Replaces scores before the choice: how the ablation takes entries by age or at random."""
 
     def keys(self, x: Tensor, rope: Rope, documents: Tensor) -> Tensor:
         """[batch, entries, dim]."""
@@ -49,6 +52,7 @@ class Indexer(nn.Module):
     def choose(self, x: Tensor, qr: Tensor, keys: Tensor, rope: Rope, sight: Sight) -> Tensor:
         """[batch, tokens, entries] bool: the `index_topk` best visible entries of each query."""
         scores = self.scores(x, qr, keys, rope)
+        scores = scores if self.rank is None else self.rank(scores)
         visible = dense_entry_mask(sight, x.shape[1], keys.shape[1])
         scores = scores.masked_fill(~visible, float("-inf"))
         best = scores.topk(min(self.top, keys.shape[1]), -1, sorted=False).indices

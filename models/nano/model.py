@@ -24,12 +24,13 @@ Attend = Callable[[Tensor, Tensor, Tensor | None, Tensor, Sight], tuple[Tensor, 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Packed rows. `ids` [batch, tokens] int64; `documents` [batch, tokens / 128] int32, one number a document;
-    `probes` [batch, n] query blocks on which the indexer learns (None: no index loss); `sparse`: attend chosen entries."""
+    `probes` [batch, n] query blocks on which the indexer learns (None: no index loss); `dense` 0-dim bool: attend all
+    visible entries instead of the chosen ones (a tensor, so that one compiled graph serves both phases)."""
 
     ids: Tensor
     documents: Tensor
     probes: Tensor | None = None
-    sparse: bool = True
+    dense: Tensor | None = None
 
 
 class Attention(nn.Module):
@@ -60,8 +61,9 @@ class Attention(nn.Module):
         entries = None if self.compressor is None else self.compressor(x, rope, rows.documents)
         keys = None if self.indexer is None else self.indexer.keys(x, rope, rows.documents)
         sight = Sight(rows.documents, config.sliding_window, self.ratio)
-        if self.indexer is not None and rows.sparse:
+        if self.indexer is not None:
             chosen = self.indexer.choose(x, qr, keys, rope, sight)
+            chosen = chosen if rows.dense is None else chosen | rows.dense
             sight = Sight(rows.documents, config.sliding_window, self.ratio, chosen)
         out, total = self.attend(q, kv, entries, self.attn_sink, sight)
         loss = x.new_zeros((), dtype=torch.float32)
@@ -217,6 +219,7 @@ class Nano(nn.Module):
     def __init__(self, config: NanoConfig, attend: Attend = attend_dense) -> None:
         super().__init__()
         self.config = config
+        self._ropes: tuple[Rope, Rope] | None = None
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, number, attend) for number in range(config.num_hidden_layers))
         self.norm = Norm(config.hidden_size)
@@ -226,7 +229,12 @@ class Nano(nn.Module):
         self.hc_head_scale = nn.Parameter(torch.ones(1))
 
     def ropes(self, tokens: int, device: torch.device) -> tuple[Rope, Rope]:
-        """Main and compress tables for positions 0..tokens-1."""
+        """Main and compress tables for positions 0..tokens-1, kept for the last length asked."""
+        if self._ropes is None or self._ropes[0].cos.shape[0] != tokens or self._ropes[0].cos.device != device:
+            self._ropes = self._make_ropes(tokens, device)
+        return self._ropes
+
+    def _make_ropes(self, tokens: int, device: torch.device) -> tuple[Rope, Rope]:
         place = torch.arange(tokens, device=device, dtype=torch.float32)[:, None]
         main, compress = (
             place * torch.tensor(rope_frequencies(self.config, each), device=device) for each in (False, True)

@@ -27,7 +27,7 @@ EOS = SpecialToken.Eos.default_str()
 THINK_END = SpecialToken.ThinkingEnd.default_str()
 ASSISTANT = SpecialToken.Assistant.default_str()
 SPELLED = re.compile(f"({SPELL_OPEN}[^{SPELL_CLOSE}]*{SPELL_CLOSE})")
-ANSWER_WEIGHT, PROMPT_WEIGHT = 255, 12
+ANSWER_WEIGHT, PROMPT_WEIGHT, TEXT_WEIGHT = 255, 12, 96
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class Sample:
 
     ids: list[int]
     weights: list[int]
+    prompt_length: int
 
 
 def conversation_of(problem: Problem) -> Conversation:
@@ -104,7 +105,7 @@ class Renderer:
         weights = [PROMPT_WEIGHT] * len(prompt)
         if not problem.thinking and not problem.tools:
             self._weigh_answers(prompt, weights)
-        return Sample(prompt + target, weights + [ANSWER_WEIGHT] * len(target))
+        return Sample(prompt + target, weights + [ANSWER_WEIGHT] * len(target), len(prompt))
 
     def _weigh_answers(self, prompt: list[int], weights: list[int]) -> None:
         inside = False
@@ -116,4 +117,4 @@ class Renderer:
     def document(self, text: str) -> Sample:
         """Plain text as one training document, every token of moderate weight."""
         ids = self.encode(text) + [self._eos]
-        return Sample(ids, [96] * len(ids))
+        return Sample(ids, [TEXT_WEIGHT] * len(ids), 1)
