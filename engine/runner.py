@@ -18,7 +18,7 @@ from engine.engine import Engine
 from engine.errors import CallTimeout, DuplicateRequest, EngineStopped, Exhausted, IntegrityBroken, UnknownRequest
 from engine.events import Event, Failed, is_last
 from engine.mailbox import Mailbox
-from engine.requests import DecodeRequest, GenerateRequest, PrefillRequest, Reservation
+from engine.requests import DecodeRequest, GenerateRequest, Load, PrefillRequest, Reservation
 
 Result = TypeVar("Result")
 _IDLE_S = 0.05  # how long a blocked engine waits before it looks again by itself
@@ -95,17 +95,16 @@ class EngineRunner:
     ) -> Reservation:
         """`Engine.reserve`. A reservation whose caller gave up waiting is released."""
         args = (request_id, prompt_tokens, max_total_tokens, salt, prompt)
-        taken: list[Reservation] = []
+        return await self._acquire(
+            lambda: self.engine.reserve(*args), lambda taken: self.engine.release(taken.request_id), timeout_s
+        )
 
-        def reserve() -> Reservation:
-            taken.append(self.engine.reserve(*args))
-            return taken[0]
-
-        try:
-            return await self.call(reserve, timeout_s=timeout_s)
-        except (CallTimeout, asyncio.CancelledError):
-            self._post_quietly(lambda: self.engine.release(request_id) if taken else None)
-            raise
+    async def begin_load(
+        self, prompt: tuple[int, ...], salt: bytes, from_block: int, to_block: int, timeout_s: float | None = None
+    ) -> Load:
+        """`Engine.begin_load`. A load whose caller gave up waiting is abandoned."""
+        args = (prompt, salt, from_block, to_block)
+        return await self._acquire(lambda: self.engine.begin_load(*args), self.engine.abandon_load, timeout_s)
 
     async def start_decode(self, request: DecodeRequest, timeout_s: float | None = None) -> None:
         """`Engine.start_decode`; read it with `events`."""
@@ -182,6 +181,22 @@ class EngineRunner:
             del self._mailboxes[request_id]
             if isinstance(error, CallTimeout | asyncio.CancelledError):
                 self.cancel(request_id)
+            raise
+
+    async def _acquire(
+        self, acquire: Callable[[], Result], give_back: Callable[[Result], None], timeout_s: float | None
+    ) -> Result:
+        """`call` for what takes memory: if its result can no longer be handed over, it is given back."""
+        taken: list[Result] = []
+
+        def run() -> Result:
+            taken.append(acquire())
+            return taken[0]
+
+        try:
+            return await self.call(run, timeout_s=timeout_s)
+        except (CallTimeout, asyncio.CancelledError):
+            self._post_quietly(lambda: give_back(taken[0]) if taken else None)
             raise
 
     def _post(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:

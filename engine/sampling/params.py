@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from blake3 import blake3
 
@@ -127,6 +127,3 @@ def require_vocabulary(name: str, tokens: Sequence[int], vocab_size: int) -> Non
     """Raise InvalidParameter if a token id of field `name` is outside the vocabulary."""
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         raise InvalidParameter(name, "a token id is outside the vocabulary", f"use ids from 0 to {vocab_size - 1}")
-
-
-PARAMETER_NAMES = tuple(field.name for field in fields(SamplingParams))

@@ -149,6 +149,30 @@ async def test_a_call_past_its_deadline_never_runs() -> None:
         assert ran == [] and runner.engine.stats().reserved == 0
 
 
+@pytest.mark.parametrize("what", ["reserve", "load"])
+async def test_memory_taken_for_a_caller_that_gave_up_comes_back(what: str) -> None:
+    engine = fake_engine()
+    inside, go_on = threading.Event(), threading.Event()
+    take = engine.memory.take
+
+    def slow_take(blocks: int, slots: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        inside.set()
+        assert go_on.wait(10)
+        return take(blocks, slots)
+
+    engine.memory.take = slow_take  # type: ignore[method-assign]
+    async with running(engine) as runner:
+        acquire = runner.reserve("r", 8, 20) if what == "reserve" else runner.begin_load(PROMPT, b"", 0, 2)
+        caller = asyncio.ensure_future(acquire)
+        await asyncio.to_thread(inside.wait, 10)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        go_on.set()
+        await runner.call(engine.memory.check_idle)
+        assert engine.stats().reserved == engine.stats().loading == 0
+
+
 async def test_too_many_waiting_calls_are_refused() -> None:
     gate = Gate()
     async with running(fake_engine(spy=gate), RunnerLimits(calls=2)) as runner:
@@ -179,6 +203,22 @@ async def test_a_dead_engine_thread_fails_every_request_and_turns_health_off() -
         with pytest.raises(EngineStopped):
             await runner.submit(GenerateRequest("s", PROMPT, GREEDY))
         runner.cancel("r")
+
+
+async def test_a_step_that_raises_is_fatal_too() -> None:
+    engine = fake_engine()
+
+    def broken() -> None:
+        raise RuntimeError("defect")
+
+    async with running(engine) as runner:
+        engine.step = broken  # type: ignore[method-assign, assignment]
+        with pytest.raises(EngineStopped):
+            async with runner.running(GenerateRequest("r", PROMPT, GREEDY)) as events:
+                failed = await anext(events)
+                assert isinstance(failed, Failed)
+                raise failed.error
+        assert isinstance(runner.fatal, RuntimeError) and not runner.healthy
 
 
 async def test_close_fails_what_is_left_and_may_be_repeated() -> None:
