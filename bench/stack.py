@@ -33,7 +33,8 @@ from protos.deepinfer.v1 import gateway_pb2_grpc
 
 NANO = Path(__file__).parents[1] / "models" / "nano"
 CONCURRENT, PROMPT, NEW = 8, 256, 128
-LONG_PROMPT, RUNNING, RUNNING_NEW = 8_000, 4, 1_500
+LONG_PROMPT, RUNNING, RUNNING_NEW = 8_000, 4, 6_000  # the running streams are cut when the long prompt is done
+_WARM_TOKENS = 20
 WORKER_THREADS = 1  # what `up` gives a worker on two cores
 MACHINE_THREADS = 2  # what a single process may use there
 BARS = {"throughput": 0.8, "first token": 20.0, "interference": 2.0, "memory": 4e3, "idle": 5.0}
@@ -115,29 +116,25 @@ async def interference(gateway: Gateway, model: Path, vocabulary: int) -> list[R
 
 
 async def _disturbed_stack(gateway: Gateway, batch: list[Prompt], long: Prompt) -> tuple[float, float]:
-    started = [asyncio.Event() for _ in batch]
-
-    async def run(prompt: Prompt, running: asyncio.Event) -> Trace:
-        async def heard(trace: Trace) -> None:
-            if trace.tokens >= 20:
-                running.set()
-
-        return await gateway.stream(prompt, RUNNING_NEW, heard)
-
-    streams = [asyncio.ensure_future(run(prompt, event)) for prompt, event in zip(batch, started, strict=True)]
-    await asyncio.gather(*(event.wait() for event in started))
+    traces: list[Trace] = []
+    streams = [asyncio.ensure_future(gateway.stream(prompt, RUNNING_NEW, traces)) for prompt in batch]
+    while len(traces) < len(batch) or min(trace.tokens for trace in traces) < _WARM_TOKENS:
+        await asyncio.wait(streams, timeout=0.01)
     disturbance = await gateway.stream(long, 1)
-    traces = await asyncio.gather(*streams)
+    for stream in streams:
+        stream.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
     return _p99(traces, disturbance), disturbance.first_s
 
 
 def _disturbed_engine(alone: Alone, batch: list[Prompt], long: Prompt) -> tuple[float, float]:
-    alone.streams(batch[:1], 4)  # warm
+    alone.streams(batch[:1], 4)  # compilers and page faults are not interference
     traces = [alone.submit(prompt, RUNNING_NEW) for prompt in batch]
-    while min(trace.tokens for trace in traces) < 20:
+    while min(trace.tokens for trace in traces) < _WARM_TOKENS:
         alone.step()
     disturbance = alone.submit(long, 1)
-    alone.finish()
+    while not disturbance.arrivals:
+        alone.step()
     return _p99(traces, disturbance), disturbance.first_s
 
 

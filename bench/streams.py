@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -54,18 +54,18 @@ class Gateway:
     def __init__(self, stub: Any, model: str) -> None:
         self._stub, self._model = stub, model
 
-    async def stream(self, prompt: Prompt, new: int, heard: Callable[[Trace], Awaitable[None]] | None = None) -> Trace:
-        """One request to its last token, kept out of every cache; `heard` is awaited after each message."""
+    async def stream(self, prompt: Prompt, new: int, traces: list[Trace] | None = None) -> Trace:
+        """One request to its last token, kept out of every cache. Its trace joins `traces` at once, to be looked at."""
         sampling = common_pb2.SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
         request = gateway_pb2.GatewayServiceGenerateRequest(
             model=self._model, token_ids=gateway_pb2.TokenIds(ids=prompt), sampling=sampling, use_cache=False
         )
         trace = Trace(time.perf_counter())
+        if traces is not None:
+            traces.append(trace)
         async for reply in self._stub.Generate(request, timeout=300):
             if reply.token_ids:
                 trace.arrivals.append((time.perf_counter(), len(reply.token_ids)))
-            if heard is not None:
-                await heard(trace)
         return trace
 
     async def streams(self, batch: Sequence[Prompt], new: int) -> list[Trace]:

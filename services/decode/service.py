@@ -57,6 +57,7 @@ class DecodeServicer(rpc.DecodeServiceServicer):
 
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveResponse:
         holding = await self.desk.reserve(wire.unpack_reserve(request))
+        self._board.poke()
         ticket = wire.pack_ticket(holding, self.core.identity.epoch, self._settings.lease_s)
         return pb.ReserveResponse(ticket=ticket)
 
@@ -65,6 +66,7 @@ class DecodeServicer(rpc.DecodeServiceServicer):
         async with self.desk.serving(ask.ticket_id, ask.request_id, ask.receipt.epoch) as holding:
             emit = lambda output: context.write(wire.pack_output(output))  # noqa: E731
             await generate(self.core.engine, self.desk, holding, ask, emit)
+        self._board.poke()
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
         return pb.ReleaseResponse(released=self.desk.release(request.ticket_id, wire.unpack_writer(request.writer)))

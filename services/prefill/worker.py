@@ -39,11 +39,13 @@ class PrefillWorker:
                 f"{self.live} requests are here already", fix="retry later or on another worker", retry_after_s=_RETRY_S
             )
         self.live += 1
+        self.board.poke()
         try:
             await PrefillJob(self._tools, ask, ticket, report).run(position=self.live - 1)
         finally:
             self.live -= 1
             self.done += 1
+            self.board.poke()
 
     def _outside(self, stats: EngineStats) -> int:
         """Requests that are loading, or already pushed and about to leave."""

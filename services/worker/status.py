@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from engine.errors import EngineError
@@ -13,6 +14,7 @@ from fabric.errors import Exhausted
 from fabric.telemetry import logs
 
 MAX_WATCHERS = 64
+_IDLE_PERIODS = 20
 _log = logs.get("status")
 
 
@@ -34,7 +36,10 @@ class Status:
 
 
 class EngineBoard:
-    """Looks at the engine every `period_s` and wakes its watchers on a change. A slow watcher skips to the newest."""
+    """Looks at the engine every `period_s` while it has work, and when poked; wakes its watchers on a change.
+
+    A slow watcher skips to the newest status. An idle worker looks seldom: a look wakes the engine's thread.
+    """
 
     def __init__(self, engine: EngineRunner, outside: Callable[[EngineStats], int], period_s: float) -> None:
         self._engine, self._outside, self._period_s = engine, outside, period_s
@@ -42,6 +47,11 @@ class EngineBoard:
         self.now = Status(1, Load(stats, outside(stats), draining=False))
         self._changed = asyncio.Condition()
         self._watchers = 0
+        self._poked = asyncio.Event()
+
+    def poke(self) -> None:
+        """A request came or went: look now."""
+        self._poked.set()
 
     async def run(self) -> None:
         """Observes until cancelled."""
@@ -50,7 +60,7 @@ class EngineBoard:
                 await self.observe()
             except EngineError as error:  # the newest known status stays; health tells that the engine stands still
                 _log.warning("the engine did not tell its load", error=type(error).__name__)
-            await asyncio.sleep(self._period_s)
+            await self._rest()
 
     async def observe(self) -> None:
         """Takes one look and publishes a change."""
@@ -60,6 +70,13 @@ class EngineBoard:
             async with self._changed:
                 self.now = Status(self.now.sequence + 1, load)
                 self._changed.notify_all()
+
+    async def _rest(self) -> None:
+        busy = self.now.load.outside or self.now.load.engine.running or self.now.load.engine.waiting
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._period_s if busy else _IDLE_PERIODS * self._period_s):
+                await self._poked.wait()
+        self._poked.clear()
 
     async def watch(self) -> AsyncIterator[Status]:
         """The status now and after each change, without a backlog.
