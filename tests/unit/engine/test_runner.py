@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from random import Random
 
 import pytest
 
@@ -171,6 +172,31 @@ async def test_memory_taken_for_a_caller_that_gave_up_comes_back(what: str) -> N
         go_on.set()
         await runner.call(engine.memory.check_idle)
         assert engine.stats().reserved == engine.stats().loading == 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_after_a_storm_of_leavers_nothing_is_held_and_the_others_got_their_tokens(seed: int) -> None:
+    draw = Random(seed)
+    params = SamplingParams(temperature=1.0, max_tokens=15, ignore_eos=True, seed=3)
+    lengths = [draw.randrange(1, len(PROMPT)) for _ in range(60)]
+    leaves_after = [draw.randrange(0, 6) if draw.random() < 0.4 else None for _ in range(60)]
+    expected = {length: whole(fake_engine(), PROMPT[:length], params) for length in set(lengths)}
+
+    async def one(runner: EngineRunner, index: int) -> None:
+        received = []
+        async with runner.running(GenerateRequest(f"r{index}", PROMPT[: lengths[index]], params)) as events:
+            async for event in events:
+                if leaves_after[index] is not None and len(received) >= leaves_after[index]:
+                    return
+                received.append(event)
+        assert tokens_of(received, f"r{index}") == expected[lengths[index]]
+
+    async with running(fake_engine(num_blocks=14, num_slots=6)) as runner:
+        await asyncio.gather(*(one(runner, index) for index in range(60)))
+        await runner.call(runner.engine.memory.check_idle)
+        stats = await runner.call(runner.engine.stats)
+        assert stats.blocks_held == stats.slots_held == stats.waiting == stats.running == 0
+        assert not runner._mailboxes and not runner._calls
 
 
 async def test_too_many_waiting_calls_are_refused() -> None:
