@@ -10,7 +10,7 @@ from rich.live import Live
 from cli.load import Load, LoadBoard
 from cli.member import State
 from cli.supervisor import Row
-from cli.table import StatusTable, line
+from cli.table import StatusTable, line, patience
 from cli.usage import Usage, UsageMeter
 
 _USAGE_EVERY_S = 2.0
@@ -30,6 +30,7 @@ class Screen:
         self._board = LoadBoard()
         self._usage: dict[int, Usage] = {}
         self._measured_at = self._drawn_at = float("-inf")
+        self._was_patient = False
         self._seen: dict[str, tuple[State, float]] = {}
 
     async def __aenter__(self) -> "Screen":
@@ -48,6 +49,7 @@ class Screen:
         """Draws what stands, or prints what changed."""
         changed = [row for row in rows if self._seen.get(row.task.name, (None, 0.0))[0] is not row.state]
         if self._live is None:
+            self._print_patience(rows)
             for row in changed:
                 self._print(row)
         elif changed or self._due(rows):
@@ -59,6 +61,12 @@ class Screen:
         before = self._seen.get(row.task.name, (row.state, row.since))[1]
         if row.state is not State.WAITING:
             self._console.print(line(row, row.since - before), soft_wrap=True)
+
+    def _print_patience(self, rows: list[Row]) -> None:
+        text = "" if self._was_patient else patience(rows, self._clock())
+        if text:
+            self._was_patient = True
+            self._console.print(text, style="dim", soft_wrap=True)
 
     def _due(self, rows: list[Row]) -> bool:
         spinning = any(row.state in (State.STARTING, State.DRAINING) for row in rows)

@@ -22,6 +22,16 @@ _STYLES = {
     State.STOPPED: "dim",
     State.FAILED: "bold red",
 }
+_PATIENCE_S = 12.0
+PATIENCE = (
+    "The first start on a machine compiles the workers' kernels and takes a minute or two; later ones take seconds."
+)
+
+
+def patience(rows: Sequence[Row], now: float) -> str:
+    """PATIENCE while a worker starts for longer than one with compiled kernels would."""
+    workers = [row for row in rows if row.task.service in ("prefill", "decode") and row.state is State.STARTING]
+    return PATIENCE if any(now - row.since > _PATIENCE_S for row in workers) else ""
 
 
 class StatusTable:
@@ -42,7 +52,7 @@ class StatusTable:
         table.add_column("address", no_wrap=True)
         for row in rows:
             table.add_row(*self._cells(row, usage.get(row.pid or 0), loads.get(row.endpoints.address), now))
-        return Group(table, Text(""), self._summary(rows, usage))
+        return Group(table, Text(""), self._summary(rows, usage), Text(patience(rows, now), style="dim"))
 
     def _cells(self, row: Row, usage: Usage | None, load: Load | None, now: float) -> tuple[RenderableType, ...]:
         return (

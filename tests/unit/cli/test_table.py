@@ -7,7 +7,7 @@ from rich.console import Console
 from cli.load import Load
 from cli.member import State
 from cli.supervisor import Row
-from cli.table import StatusTable, line
+from cli.table import StatusTable, line, patience
 from cli.task import Endpoints, Task
 from cli.usage import Usage
 
@@ -57,3 +57,11 @@ def test_a_plain_line_tells_state_duration_and_reason():
     assert line(serving, 1.5) == "gateway    serving after 1.5 s, pid 2, 127.0.0.1:8000"
     assert line(row("etcd", State.FAILED, reason="exit code 1"), 1.0) == "etcd       failed (exit code 1)"
     assert line(row("etcd", State.STARTING, reason="exit code 1"), 1.0) == "etcd       starting again after exit code 1"
+
+
+def test_a_long_first_start_of_a_worker_is_explained_and_nothing_else_is():
+    starting = [row("prefill-0", State.STARTING), row("recipe", State.STARTING)]
+    assert patience(starting, now=20.0) == ""
+    assert patience(starting, now=30.0)
+    assert patience(starting[1:], now=30.0) == ""
+    assert patience([row("prefill-0", State.SERVING)], now=30.0) == ""
