@@ -23,7 +23,7 @@ _STYLES = {
     State.FAILED: "bold red",
 }
 _PATIENCE_S = 12.0
-PATIENCE = (
+PATIENCE = "The first start on a machine compiles the kernels, which takes a minute or two; later ones take seconds."
     "The first start on a machine compiles the workers' kernels and takes a minute or two; later ones take seconds."
 )
 
