@@ -17,6 +17,7 @@ from fabric.telemetry.metrics import Metrics
 from protos.deepinfer.v1 import gateway_pb2_grpc
 from services.gateway.admission import Admission
 from services.gateway.flow import Conductor
+from services.gateway.follower import Patience
 from services.gateway.front import Front
 from services.gateway.handoff import Cleaner
 from services.gateway.http import create_app
@@ -40,7 +41,7 @@ async def build(settings: GatewaySettings) -> AsyncIterator[Service]:
     tenants = Tenants(load_hashes(settings.keys_file) if settings.keys_file else {}, _secret(settings))
     random = Random(secrets.randbits(128))
     discovery = open_discovery(settings.discovery)
-    pool = Pool(discovery, Router(random), settings.stale_s, settings.probe_s)
+    pool = Pool(discovery, Router(random), Patience(settings.probe_s, settings.stale_s))
     cleaner = Cleaner()
     conductor = Conductor(pool, cleaner, random, settings.coalesce_ms / 1000)
     admission = Admission(settings.max_inflight, settings.max_queued, settings.max_queued_per_tenant)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fabric.errors import ServiceError
+from fabric.errors import DeadlineExceeded, ServiceError
 from fabric.telemetry import logs
 from protos.deepinfer.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from services.gateway import rpc
@@ -15,6 +17,17 @@ from services.gateway.standing import Limits, Standing
 
 _log = logs.get("pool")
 _BACKOFF_S = (0.1, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a worker may be silent: after `probe_s` it is asked, after `stale_s` it gets no work.
+
+    A broken connection ends its use at once; a frozen process breaks its connection, see fabric.channels.
+    """
+
+    probe_s: float
+    stale_s: float
 
 
 class Side(Protocol):
@@ -64,20 +77,21 @@ class Follower:
         side: Side,
         publish: Callable[[Standing], None],
         clock: Callable[[], float],
-        probe_s: float,
+        patience: Patience,
     ) -> None:
         self._key, self._side, self._publish = key, side, publish
-        self._clock, self._probe_s = clock, probe_s
+        self._clock, self._patience = clock, patience
 
     async def run(self) -> None:
         """Connects, follows, and on any loss tries again, for ever."""
         backoff_s, standing = _BACKOFF_S[0], None
         while True:
             try:
-                limits = await self._side.limits(self._probe_s)
+                limits = await self._side.limits(self._patience.stale_s)
                 if standing is None or standing.limits != limits:
                     standing = Standing(self._key, limits, self._clock)
                     self._publish(standing)
+                standing.seen()
                 backoff_s = _BACKOFF_S[0]
                 await self._follow(standing)
             except* ServiceError as errors:
@@ -99,10 +113,11 @@ class Follower:
     async def _probe(self, standing: Standing) -> None:
         """A worker whose load does not change sends nothing: ask it, so that silence never means health."""
         while True:
-            await asyncio.sleep(self._probe_s)
-            if self._clock() - standing.seen_at >= self._probe_s:
-                await self._side.limits(self._probe_s)
-                standing.seen()
+            await asyncio.sleep(self._patience.probe_s)
+            if self._clock() - standing.seen_at >= self._patience.probe_s:
+                with suppress(DeadlineExceeded):  # busy or stuck: only time tells, and `usable` does the telling
+                    await self._side.limits(self._patience.stale_s)
+                    standing.seen()
 
 
 async def _statuses(call: Any) -> AsyncIterator[common_pb2.WorkerStatus]:

@@ -13,7 +13,7 @@ from protos.deepinfer.v1 import common_pb2, decode_pb2, prefill_pb2
 from services.gateway import sampling
 from services.gateway.job import Job, Prompt
 from services.gateway.ledger import Ledger
-from services.gateway.peers import Decode, Prefill
+from services.gateway.peers import Decode, Prefill, PrefillStream
 from services.gateway.tap import Tap
 
 _log = logs.get("handoff")
@@ -56,7 +56,7 @@ class Handoff:
         self._job, self._prompt, self._id = job, prompt, attempt_id
         self._prefill, self._decode, self._cleaner = prefill, decode, cleaner
         self._sampling = sampling.pack(prompt.sampling)
-        self._stream = prefill.prefill(attempt_id)
+        self._stream: PrefillStream | None = None
         self._reserving: asyncio.Task[decode_pb2.ReserveResponse] | None = None
         self._ticket: common_pb2.Ticket | None = None
         self._writer: decode_pb2.WriterState = decode_pb2.WRITER_STATE_NEVER_STARTED
@@ -67,14 +67,15 @@ class Handoff:
     async def start(self, layout_fingerprint: str, model_revision: str) -> None:
         """Prefill begins while decode reserves; the ticket is attached when it is there."""
         self._reserving = asyncio.create_task(self._decode.reserve(self._reserve(layout_fingerprint, model_revision)))
-        await self._stream.send(prefill_pb2.PrefillRequest(start=self._prefill_start()))
+        stream = self._stream = self._prefill.prefill(self._id)
+        await stream.send(prefill_pb2.PrefillRequest(start=self._prefill_start()))
         self.suspect = "decode"
         self._ticket = (await asyncio.shield(self._reserving)).ticket
         self.suspect = "prefill"
         # From here on prefill may write whatever becomes of its call.
         self._writer = decode_pb2.WRITER_STATE_UNKNOWN
-        await self._stream.send(prefill_pb2.PrefillRequest(attach=prefill_pb2.PrefillAttach(ticket=self._ticket)))
-        await self._stream.done()
+        await stream.send(prefill_pb2.PrefillRequest(attach=prefill_pb2.PrefillAttach(ticket=self._ticket)))
+        await stream.done()
 
     async def receipt(self) -> prefill_pb2.PrefillDone:
         """What prefill wrote, once it is done.
@@ -83,7 +84,7 @@ class Handoff:
             ServiceError: prefill failed, or its receipt is for another ticket.
         """
         self.suspect = "prefill"
-        while (message := await self._stream.receive()) is not None:
+        while self._stream is not None and (message := await self._stream.receive()) is not None:
             if message.WhichOneof("progress") == "done":
                 self._writer = decode_pb2.WRITER_STATE_FINISHED
                 return self._checked(message.done)
@@ -115,7 +116,8 @@ class Handoff:
         if self._over:
             return
         self._over = True
-        self._stream.cancel()
+        if self._stream is not None:
+            self._stream.cancel()
         if self._reserving is not None:
             self._cleaner.run(self._release(self._reserving, self._writer))
 

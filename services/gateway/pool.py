@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fabric.discovery import Discovery, MemberInfo
-from fabric.errors import NotFound, ServiceError, Unavailable
+from fabric.errors import DeadlineExceeded, NotFound, ServiceError, Unavailable
 from fabric.telemetry import logs
 from protos.deepinfer.v1 import decode_pb2_grpc, gateway_pb2, prefill_pb2_grpc, recipe_pb2, recipe_pb2_grpc
 from services.gateway import rpc
-from services.gateway.follower import DecodeSide, Follower, PrefillSide
+from services.gateway.follower import DecodeSide, Follower, Patience, PrefillSide
 from services.gateway.job import ModelLimits
 from services.gateway.link import Link
 from services.gateway.peers import GrpcDecode, GrpcPrefill, GrpcRecipe, Recipe
@@ -44,12 +44,11 @@ class Pool:
         self,
         discovery: Discovery,
         router: Router,
-        stale_s: float,
-        probe_s: float,
+        patience: Patience,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._discovery, self._router, self._clock = discovery, router, clock
-        self._stale_s, self._probe_s = stale_s, probe_s
+        self._patience = patience
         self._prefill: dict[str, _Entry] = {}
         self._decode: dict[str, _Entry] = {}
         self._recipe: dict[str, _Entry] = {}
@@ -136,10 +135,10 @@ class Pool:
 
     def _usable(self, side: dict[str, _Entry]) -> list[Standing]:
         known = [entry.standing for entry in side.values() if entry.standing is not None]
-        return [standing for standing in known if standing.usable(self._stale_s)]
+        return [standing for standing in known if standing.usable(self._patience.stale_s)]
 
     def _alive_recipes(self) -> list[_Entry]:
-        horizon = self._clock() - self._stale_s
+        horizon = self._clock() - self._patience.stale_s
         return [entry for entry in self._recipe.values() if entry.seen_at >= horizon]
 
     async def _members(
@@ -162,12 +161,12 @@ class Pool:
 
     async def _follow_prefill(self, link: Link) -> None:
         await Follower(
-            link.key, PrefillSide(link), self._publisher(self._prefill, link), self._clock, self._probe_s
+            link.key, PrefillSide(link), self._publisher(self._prefill, link), self._clock, self._patience
         ).run()
 
     async def _follow_decode(self, link: Link) -> None:
         await Follower(
-            link.key, DecodeSide(link), self._publisher(self._decode, link), self._clock, self._probe_s
+            link.key, DecodeSide(link), self._publisher(self._decode, link), self._clock, self._patience
         ).run()
 
     async def _follow_recipe(self, link: Link) -> None:
@@ -176,13 +175,15 @@ class Pool:
         while True:
             entry = self._recipe.get(link.key)
             try:
-                info = await rpc.unary(stub.Info, recipe_pb2.RecipeServiceInfoRequest(), "", self._probe_s)
+                info = await rpc.unary(stub.Info, recipe_pb2.RecipeServiceInfoRequest(), "", self._patience.stale_s)
                 if entry is not None:
                     entry.model, entry.seen_at = info.model, self._clock()
+            except DeadlineExceeded:
+                pass  # busy or stuck: only time tells
             except ServiceError:
                 if entry is not None:
                     entry.seen_at = float("-inf")
-            await asyncio.sleep(self._probe_s)
+            await asyncio.sleep(self._patience.probe_s)
 
     def _publisher(self, side: dict[str, _Entry], link: Link) -> Callable[[Standing], None]:
         def publish(standing: Standing) -> None:
