@@ -12,11 +12,11 @@ from numba import prange
 
 from kernels.cpu.compile import Array, parallel_ordered, serial_ordered
 from kernels.cpu.numbers import exp, inverse_rms, rotate
+from kernels.cpu.rowtiles import row_tiles
 from kernels.cpu.storage import as_array, copy_row
 from kernels.cpu.tile import LANES, panel_product
 from kernels.operands import AttentionSpec, Pages, Ragged, Ring, RopeTable, Selection
 
-_TILE_LANES = 32  # heads times rows of one tile
 _NO_PAGES = np.zeros((0, 0), np.float32)
 _NO_PAGES_BF16 = np.zeros((0, 0), np.uint16)
 _NO_COUNTS = np.zeros(0, np.int32)
@@ -29,11 +29,11 @@ def attend(
 ) -> torch.Tensor:  # fmt: skip
     """As reference.attend.attend."""
     out = torch.empty(queries.shape[0], spec.heads * spec.width)
-    firsts = _tiles(ragged, max(1, _TILE_LANES // spec.heads))
     keys = as_array(fresh)
     no_pages = _NO_PAGES if keys.dtype == np.float32 else _NO_PAGES_BF16
     _attend(
-        queries.numpy(), keys, spec.heads, spec.width, spec.window, spec.sink.numpy(), spec.norm_eps, firsts,
+        queries.numpy(), keys, spec.heads, spec.width, spec.window, spec.sink.numpy(), spec.norm_eps,
+        row_tiles(ragged, spec.heads),
         ragged.positions, ragged.sequences, ragged.starts, ragged.context, ragged.slots, ragged.tables,
         ring.array, ring.offset, ring.capacity,
         no_pages if pages is None else pages.array, 0 if pages is None else pages.offset,
@@ -43,12 +43,6 @@ def attend(
         rope.cos.numpy(), rope.sin.numpy(), out.numpy(),
     )  # fmt: skip
     return out
-
-
-def _tiles(ragged: Ragged, most: int) -> Array:
-    """First rows of tiles of at most `most` rows of one sequence, closed by the number of rows."""
-    within = np.arange(ragged.rows, dtype=np.int32) - ragged.starts[ragged.sequences]
-    return np.append(np.flatnonzero(within % most == 0), ragged.rows).astype(np.int32)
 
 
 @serial_ordered
@@ -84,9 +78,9 @@ def _hide(scores: Array, seen: Array, dense: int, heads: int) -> None:
 
 
 @serial_ordered
-def _weigh(scores: Array, heads: int, sink: Array, inverse: Array) -> None:
-    """scores [keys, lanes] -> exp(score - max); inverse [lanes] of their sums with the sink's share."""
-    keys, lanes = scores.shape
+def _weigh(scores: Array, lanes: int, heads: int, sink: Array, inverse: Array) -> None:
+    """scores [keys, >= lanes] -> exp(score - max); inverse [lanes] of their sums with the sink's share."""
+    keys = scores.shape[0]
     highest, total = np.empty(lanes, np.float32), np.empty(lanes, np.float32)
     for lane in range(lanes):
         highest[lane] = sink[lane % heads]
@@ -138,7 +132,8 @@ def _attend_tile(
     dense = positions[last] + 1 - begin
     visible = (positions[last] + 1) // rate if rate > 0 else 0
     sparse = counts[last] if len(counts) > 0 else visible
-    keys = np.zeros((dense + sparse, padded), np.float32)
+    keys = np.empty((dense + sparse, padded), np.float32)
+    keys[:, width:] = 0.0
     for i in range(dense):
         p = begin + i
         if p >= context:
@@ -164,8 +159,8 @@ def _attend_tile(
         seen[i, 2] = sparse if sparse < visible or rate == 0 else (at + 1) // rate
     if rows > 1:
         _hide(scores, seen, dense, heads)
-    inverse = np.empty(lanes, np.float32)
-    _weigh(scores, heads, sink, inverse)
+    inverse = np.empty(rows * heads, np.float32)
+    _weigh(scores, rows * heads, heads, sink, inverse)
     _mix(scores, keys, dense + sparse, rows, heads, width, inverse, first, positions, cosine, sine, out)
 
 

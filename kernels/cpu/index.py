@@ -8,7 +8,7 @@ from numba import prange
 
 from kernels.cpu.compile import Array, parallel, serial
 from kernels.cpu.numbers import ordered_bits, rotate
-from kernels.cpu.storage import copy_row
+from kernels.cpu.rowtiles import row_tiles
 from kernels.cpu.tile import LANES, panel_product
 from kernels.operands import IndexerSpec, Pages, Ragged, RopeTable, Selection
 
@@ -22,8 +22,8 @@ def index_topk(
     counts = torch.empty(rows, dtype=torch.int32)
     _index(
         queries.numpy(), spec.query_column, projected.numpy(), spec.weight_column, spec.heads, spec.width,
-        ragged.positions, ragged.sequences, ragged.tables, pages.array, pages.offset, pages.entries, pages.rate,
-        rope.cos.numpy(), rope.sin.numpy(), entries.numpy(), counts.numpy(),
+        row_tiles(ragged, spec.heads), ragged.positions, ragged.sequences, ragged.tables, pages.array, pages.offset,
+        pages.entries, pages.rate, rope.cos.numpy(), rope.sin.numpy(), entries.numpy(), counts.numpy(),
     )  # fmt: skip
     return Selection(entries, counts)
 
@@ -74,44 +74,66 @@ def _select(scores: Array, count: int, entries: Array) -> int:
 
 @serial
 def _score(
-    panels: Array, weights: Array, width: int, table: Array, pages: Array, offset: int, per_page: int, scores: Array
-) -> None:
-    """scores[e] = sum_h weights[h] * relu(q_h . k_e * width**-0.5), page by page."""
+    panels: Array, weights: Array, heads: int, width: int, table: Array, pages: Array, offset: int, per_page: int,
+    scores: Array,
+) -> None:  # fmt: skip
+    """scores[row, e] = sum_h weights[row, h] * relu(q_h . k_e * width**-0.5), page by page, read where they lie."""
     lanes, scale = panels.shape[0] * LANES, np.float32(1.0 / np.sqrt(width))
-    keys, products = np.empty((per_page, width), np.float32), np.empty((per_page, lanes), np.float32)
-    for first in range(0, len(scores), per_page):
-        count = min(per_page, len(scores) - first)
-        for i in range(count):
-            copy_row(pages, table[first // per_page], offset + i * width, width, keys, i)
+    products = np.empty((per_page, lanes), np.float32)
+    rows, visible = scores.shape
+    for first in range(0, visible, per_page):
+        count = min(per_page, visible - first)
+        at = table[first // per_page] * pages.shape[1] + offset
         for p in range(panels.shape[0]):
-            panel_product(keys, 0, width, 1, count, panels, p * width * LANES, LANES, width, products, p * LANES, lanes)
-        for i in range(count):
-            total = np.float32(0.0)
-            for h in range(len(weights)):
-                total += weights[h] * max(products[i, h] * scale, np.float32(0.0))
-            scores[first + i] = total
+            panel_product(
+                pages, at, width, 1, count, panels, p * width * LANES, LANES, width, products, p * LANES, lanes
+            )
+        for r in range(rows):
+            for i in range(count):
+                total = np.float32(0.0)
+                for h in range(heads):
+                    total += weights[r, h] * max(products[i, r * heads + h] * scale, np.float32(0.0))
+                scores[r, first + i] = total
+
+
+@serial
+def _choose(
+    first: int, rows: int, queries: Array, query_column: int, projected: Array, weight_column: int, heads: int,
+    width: int, positions: Array, table: Array, pages: Array, offset: int, per_page: int, rate: int, cosine: Array,
+    sine: Array, entries: Array, counts: Array,
+) -> None:  # fmt: skip
+    """One tile of rows of one sequence, of which the last sees more entries than it may choose."""
+    topk, visible = entries.shape[1], (positions[first + rows - 1] + 1) // rate
+    panels = np.zeros(((rows * heads + LANES - 1) // LANES, width, LANES), np.float32)
+    weights, scores = np.empty((rows, heads), np.float32), np.empty((rows, visible), np.float32)
+    turned = np.empty((1, width), np.float32)
+    for r in range(rows):
+        row, at = first + r, positions[first + r]
+        load_heads(queries, row, query_column, heads, width, cosine[at], sine[at], turned, panels, r * heads)
+        for h in range(heads):
+            weights[r, h] = projected[row, weight_column + h] * np.float32(1.0 / np.sqrt(heads))
+    _score(panels, weights, heads, width, table, pages, offset, per_page, scores)
+    for r in range(rows):
+        own = (positions[first + r] + 1) // rate
+        if own > topk:
+            counts[first + r] = _select(scores[r, :own], topk, entries[first + r])
 
 
 @parallel
 def _index(
-    queries: Array, query_column: int, projected: Array, weight_column: int, heads: int, width: int,
+    queries: Array, query_column: int, projected: Array, weight_column: int, heads: int, width: int, firsts: Array,
     positions: Array, sequences: Array, tables: Array, pages: Array, offset: int, per_page: int, rate: int,
     cosine: Array, sine: Array, entries: Array, counts: Array,
 ) -> None:  # fmt: skip
-    topk, panel_count = entries.shape[1], (heads + LANES - 1) // LANES
-    for row in prange(queries.shape[0]):
-        visible = (positions[row] + 1) // rate
-        if visible <= topk:
-            for i in range(visible):
+    topk = entries.shape[1]
+    for tile in prange(len(firsts) - 1):
+        first, end = firsts[tile], firsts[tile + 1]
+        for row in range(first, end):
+            counts[row] = min(topk, (positions[row] + 1) // rate)
+            for i in range(counts[row]):
                 entries[row, i] = i
-            counts[row] = visible
-        else:
-            panels = np.zeros((panel_count, width, LANES), np.float32)
-            turned = np.empty((1, width), np.float32)
-            at = positions[row]
-            load_heads(queries, row, query_column, heads, width, cosine[at], sine[at], turned, panels, 0)
-            weights, scores = np.empty(heads, np.float32), np.empty(visible, np.float32)
-            for h in range(heads):
-                weights[h] = projected[row, weight_column + h] * np.float32(1.0 / np.sqrt(heads))
-            _score(panels, weights, width, tables[sequences[row]], pages, offset, per_page, scores)
-            counts[row] = _select(scores, topk, entries[row])
+        if (positions[end - 1] + 1) // rate > topk:
+            _choose(
+                first, end - first, queries, query_column, projected, weight_column, heads, width, positions,
+                tables[sequences[first]], pages, offset, per_page, rate, cosine, sine, entries, counts,
+            )  # fmt: skip

@@ -30,16 +30,24 @@ def _splat(builder: Any, scalar: Any, vector: Any) -> Any:
     return builder.shuffle_vector(first, empty, ir.Constant(_lanes(index), [0] * LANES))
 
 
-def _load(builder: Any, pointer: Any, is_bf16: bool, vector: Any) -> Any:
+def _load(builder: Any, pointer: Any, is_bf16: bool) -> Any:
     """16 weights as fp32; bf16 is the upper half of fp32, so a shift widens it exactly."""
+    vector, wide = _lanes(ir.FloatType()), _lanes(ir.IntType(32))
     if not is_bf16:
         loaded = builder.load(builder.bitcast(pointer, vector.as_pointer()))
         loaded.align = 4
         return loaded
     halves = builder.load(builder.bitcast(pointer, _lanes(ir.IntType(16)).as_pointer()))
     halves.align = 2
-    wide = _lanes(ir.IntType(32))
     return builder.bitcast(builder.shl(builder.zext(halves, wide), ir.Constant(wide, [16] * LANES)), vector)
+
+
+def _load_one(builder: Any, pointer: Any, is_bf16: bool) -> Any:
+    """One factor as fp32."""
+    loaded, word = builder.load(pointer), ir.IntType(32)
+    if not is_bf16:
+        return loaded
+    return builder.bitcast(builder.shl(builder.zext(loaded, word), ir.Constant(word, 16)), ir.FloatType())
 
 
 def _tile(rows: int) -> Any:
@@ -65,13 +73,14 @@ def _tile(rows: int) -> Any:
             k.add_incoming(ir.Constant(index, 0), entry)
             sums = [builder.phi(vector) for _ in range(rows)]
             panel = builder.gep(weights, [builder.mul(k, wk)])
-            column = _load(builder, panel, signature.args[4].dtype == types.uint16, vector)
+            x_bf16, w_bf16 = (signature.args[i].dtype == types.uint16 for i in (0, 4))
+            column = _load(builder, panel, w_bf16)
             fma = cgutils.get_or_insert_function(
                 builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{LANES}f32"
             )
             results = []
             for row, total in zip(x_rows, sums, strict=True):
-                factor = _splat(builder, builder.load(builder.gep(row, [builder.mul(k, xk)])), vector)
+                factor = _splat(builder, _load_one(builder, builder.gep(row, [builder.mul(k, xk)]), x_bf16), vector)
                 results.append(builder.call(fma, [factor, column, total]))
                 total.add_incoming(ir.Constant(vector, [0.0] * LANES), entry)
                 total.add_incoming(results[-1], loop)
@@ -96,10 +105,10 @@ _tile6, _tile4, _tile2, _tile1 = (_tile(rows) for rows in _ROW_CHOICES)
 def panel_product(x, a, xs, xk, rows, w, b, wk, count, out, o, os):  # type: ignore[no-untyped-def]
     """16 columns of a product for `rows` rows, in tiles of 6, 4, 2 and 1; operands as in `_tile`."""
     row = 0
-    while row + 6 <= rows:
+    while row + 6 <= rows and rows - row != 8:  # 4 + 4 keeps more chains in flight than 6 + 2
         _tile6(x, a + row * xs, xs, xk, w, b, wk, count, out, o + row * os, os)
         row += 6
-    if row + 4 <= rows:
+    while row + 4 <= rows:
         _tile4(x, a + row * xs, xs, xk, w, b, wk, count, out, o + row * os, os)
         row += 4
     if row + 2 <= rows:

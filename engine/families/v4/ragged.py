@@ -31,21 +31,22 @@ def ragged(batch: RaggedBatch, rates: tuple[int, ...]) -> Ragged:
 
 def check(batch: RaggedBatch, cache: CachePool, vocab_size: int, max_context_tokens: int) -> None:
     """Raise ValueError for a batch that would read or write outside the cache: compiled operators do not look."""
-    new = np.diff(batch.starts)
-    if not len(new) or new.min() < 1 or batch.starts[0] != 0 or batch.starts[-1] != batch.rows:
-        raise ValueError(f"starts {batch.starts.tolist()} do not split {batch.rows} rows into sequences")
+    starts, context = batch.starts, batch.context
+    new = np.diff(starts)
+    if not len(new) or new.min() < 1 or starts[0] != 0 or starts[-1] != batch.rows:
+        raise ValueError(f"starts {starts.tolist()} do not split {batch.rows} rows into sequences")
+    ends = context + new
     _within("tokens", batch.tokens, vocab_size)
     _within("slots", batch.slots, cache.slots.shape[0])
-    _within("positions", batch.context + new - 1, max_context_tokens)
+    _within("positions", batch.positions, max_context_tokens)
     _within("logit_rows", batch.logit_rows, batch.rows)
-    expected = np.concatenate([np.arange(c, c + n) for c, n in zip(batch.context, new, strict=True)])
-    if not np.array_equal(batch.positions, expected):
+    if not np.array_equal(batch.positions - np.repeat(context - starts[:-1], new), np.arange(batch.rows)):
         raise ValueError("positions do not go on from each sequence's context")
+    _within("block_tables", np.concatenate(batch.block_tables), cache.blocks.shape[0])
+    need = -(-ends // cache.layout.block_tokens)
     for s, table in enumerate(batch.block_tables):
-        need = cache.layout.blocks_for(int(batch.context[s] + new[s]))
-        if len(table) < need:
-            raise ValueError(f"sequence {s} has {len(table)} blocks, needs {need}")
-        _within(f"block_tables[{s}]", np.asarray(table), cache.blocks.shape[0])
+        if len(table) < need[s]:
+            raise ValueError(f"sequence {s} has {len(table)} blocks, needs {need[s]}")
 
 
 def _within(name: str, values: np.ndarray, limit: int) -> None:
