@@ -24,8 +24,6 @@ _STYLES = {
 }
 _PATIENCE_S = 12.0
 PATIENCE = "The first start on a machine compiles the kernels, which takes a minute or two; later ones take seconds."
-    "The first start on a machine compiles the workers' kernels and takes a minute or two; later ones take seconds."
-)
 
 
 def patience(rows: Sequence[Row], now: float) -> str:
