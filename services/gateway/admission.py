@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fabric.errors import Exhausted
@@ -13,10 +13,13 @@ _RETRY_S = 1.0
 
 
 class Admission:
-    """At most `max_inflight` at a time; those that wait are admitted one per tenant in turn, oldest first."""
+    """At most `limit()` at a time; those that wait are admitted one per tenant in turn, oldest first.
 
-    def __init__(self, max_inflight: int, max_queued: int, max_queued_per_tenant: int) -> None:
-        self._max_inflight = max_inflight
+    The limit follows the workers: what they cannot hold waits here, in fair order, and is not refused there.
+    """
+
+    def __init__(self, limit: Callable[[], int], max_queued: int, max_queued_per_tenant: int) -> None:
+        self._limit = limit
         self._max_queued, self._max_queued_per_tenant = max_queued, max_queued_per_tenant
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self.inflight = 0
@@ -39,7 +42,7 @@ class Admission:
             self._wake()
 
     async def _enter(self, tenant: str) -> None:
-        if self.inflight < self._max_inflight and not self.queued:
+        if self.inflight < self._limit() and not self.queued:
             self.inflight += 1
             return
         place = self._queue(tenant)
@@ -72,7 +75,7 @@ class Admission:
                 del self._queues[tenant]
 
     def _wake(self) -> None:
-        while self._queues and self.inflight < self._max_inflight:
+        while self._queues and self.inflight < self._limit():
             tenant, queue = self._queues.popitem(last=False)
             place = queue.popleft()
             if queue:

@@ -44,7 +44,9 @@ async def build(settings: GatewaySettings) -> AsyncIterator[Service]:
     pool = Pool(discovery, Router(random), Patience(settings.probe_s, settings.stale_s))
     cleaner = Cleaner()
     conductor = Conductor(pool, cleaner, random, settings.coalesce_ms / 1000)
-    admission = Admission(settings.max_inflight, settings.max_queued, settings.max_queued_per_tenant)
+    # Without any decode worker requests shall fail at once and say so, not wait.
+    limit = lambda: min(settings.max_inflight, pool.capacity() or settings.max_inflight)  # noqa: E731
+    admission = Admission(limit, settings.max_queued, settings.max_queued_per_tenant)
     metrics = Metrics("gateway")
     meters = Meters(metrics, lambda: admission.inflight, lambda: admission.queued)
     front = Front(tenants, admission, conductor, meters, lambda: secrets.token_hex(12))

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from random import Random
 
-from fabric.errors import DeadlineExceeded, Exhausted, InvalidArgument, ServiceError, StaleTicket, Unavailable
+from fabric.errors import DeadlineExceeded, InvalidArgument, ServiceError, StaleTicket, Unavailable
 from protos.deepinfer.v1 import decode_pb2, prefill_pb2, recipe_pb2
 from services.gateway import prompts
 from services.gateway.handoff import Cleaner, Handoff
@@ -104,14 +104,12 @@ class Conductor:
         raise RuntimeError("the last attempt neither returned nor raised")
 
     def _choose(self, demand: Demand, failed: str, failure: ServiceError | None) -> Chosen:
-        """A pair without the worker that failed; with it where it is alone, unless it said that it is full."""
+        """A pair without the worker that failed, or with it where it is alone."""
         try:
             return self._workers.choose(demand, frozenset({failed}) if failed else frozenset())
         except Unavailable:
             if failure is None:
                 raise
-            if isinstance(failure, Exhausted):
-                raise failure from None
             return self._workers.choose(demand, frozenset())
 
     async def _attempt(self, prompt: Prompt, chosen: Chosen, handoff: Handoff, narrator: Narrator) -> _Opening:

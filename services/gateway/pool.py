@@ -113,6 +113,10 @@ class Pool:
             settle=_settler(((prefill, len(demand.token_ids) - pair.hit_tokens), (decode, len(demand.token_ids)))),
         )
 
+    def capacity(self) -> int:
+        """Sequences that all usable decode workers together can run."""
+        return sum(standing.limits.max_requests for standing in self._usable(self._decode))
+
     def models(self) -> list[gateway_pb2.ServedModel]:
         """Every model that has both kinds of worker, sorted by name."""
         prefill, decode = self._usable(self._prefill), self._usable(self._decode)

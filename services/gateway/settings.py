@@ -20,7 +20,7 @@ class GatewaySettings(ServiceSettings, env_prefix="DEEPINFER_GATEWAY_"):
         SecretStr(""),
         description="secret that tenants' cache salts derive from; default: new at each start, so caches start cold",
     )
-    max_inflight: int = Field(48, ge=1, description="most requests being worked on; more wait in fair order")
+    max_inflight: int = Field(256, ge=1, description="most requests worked on, as far as decode has room; more wait")
     max_queued: int = Field(2048, ge=0, description="most requests that wait; more are refused with 429")
     max_queued_per_tenant: int = Field(2048, ge=0, description="most waiting requests of one tenant")
     request_timeout_s: float = Field(120.0, gt=0, le=3600, description="longest life of an HTTP request")

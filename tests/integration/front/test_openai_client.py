@@ -134,7 +134,7 @@ async def test_errors_arrive_as_the_clients_own_types(stack: FrontStack, client:
     with pytest.raises(openai.BadRequestError) as bad:
         await client.chat.completions.create(model=fakeworkers.MODEL, messages=USER, n=2)
     assert bad.value.param == "n"
-    stack.script.faults["reserve"] = [Exhausted("full", retry_after_s=3.0)]
+    stack.script.faults["reserve"] = [Exhausted("full", retry_after_s=3.0)] * 2
     with pytest.raises(openai.RateLimitError) as full:
         await client.chat.completions.create(model=fakeworkers.MODEL, messages=USER)
     assert full.value.response.headers["retry-after"] == "3"

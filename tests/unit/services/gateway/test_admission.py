@@ -39,7 +39,7 @@ async def finish(*tasks: Awaitable[None]) -> None:
 
 
 async def test_tenants_take_turns_however_many_one_sends() -> None:
-    guests = Guests(Admission(1, 100, 100))
+    guests = Guests(Admission(lambda: 1, 100, 100))
     tasks = [guests.come("a", f"a{i}") for i in range(4)] + [guests.come("b", "b0"), guests.come("c", "c0")]
     await settle()
     for _ in range(6):
@@ -50,7 +50,7 @@ async def test_tenants_take_turns_however_many_one_sends() -> None:
 
 
 async def test_a_full_queue_refuses_at_once_with_a_hint() -> None:
-    guests = Guests(admission := Admission(1, 1, 1))
+    guests = Guests(admission := Admission(lambda: 1, 1, 1))
     tasks = [guests.come("a", "a0"), guests.come("a", "a1")]
     await settle()
     with pytest.raises(Exhausted) as caught:
@@ -64,7 +64,7 @@ async def test_a_full_queue_refuses_at_once_with_a_hint() -> None:
 
 
 async def test_one_tenant_cannot_fill_the_queue_of_all() -> None:
-    guests = Guests(admission := Admission(1, 10, 1))
+    guests = Guests(admission := Admission(lambda: 1, 10, 1))
     tasks = [guests.come("a", "a0"), guests.come("a", "a1")]
     await settle()
     with pytest.raises(Exhausted):
@@ -79,7 +79,7 @@ async def test_one_tenant_cannot_fill_the_queue_of_all() -> None:
 
 
 async def test_who_gives_up_while_waiting_leaves_no_trace() -> None:
-    guests = Guests(admission := Admission(1, 10, 10))
+    guests = Guests(admission := Admission(lambda: 1, 10, 10))
     tasks = [guests.come("a", name) for name in ("a0", "a1", "a2")]
     await settle()
     tasks[1].cancel()
@@ -93,7 +93,7 @@ async def test_who_gives_up_while_waiting_leaves_no_trace() -> None:
 
 @pytest.mark.parametrize("cancel_first", [True, False])
 async def test_giving_up_in_the_moment_of_admission_passes_the_place_on(cancel_first: bool) -> None:
-    guests = Guests(admission := Admission(1, 10, 10))
+    guests = Guests(admission := Admission(lambda: 1, 10, 10))
     tasks = [guests.come("a", name) for name in ("a0", "a1", "a2")]
     await settle()
     if cancel_first:
@@ -107,3 +107,17 @@ async def test_giving_up_in_the_moment_of_admission_passes_the_place_on(cancel_f
     guests.leave["a2"].set()
     await finish(*tasks)
     assert (admission.inflight, admission.queued) == (0, 0)
+
+
+async def test_room_that_appears_is_filled_with_the_next_departure() -> None:
+    room = 1
+    guests = Guests(Admission(lambda: room, 10, 10))
+    tasks = [guests.come("a", name) for name in ("a0", "a1", "a2")]
+    await settle()
+    room = 2
+    guests.leave["a0"].set()
+    await settle()
+    assert guests.order == ["a0", "a1", "a2"]
+    for event in guests.leave.values():
+        event.set()
+    await finish(*tasks)

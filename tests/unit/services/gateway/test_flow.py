@@ -233,12 +233,12 @@ async def test_what_cannot_work_is_not_retried(stage: Stage, error: ServiceError
     assert failure is error and len(stage.excluded) == 1
 
 
-async def test_a_single_worker_is_tried_again_unless_it_is_full(stage: Stage) -> None:
+async def test_a_single_worker_is_tried_again_once(stage: Stage) -> None:
     stage.workers = 1
     stage.faults["generate"] = [DataLoss("digest")]
     updates, failure = await run(stage)
     assert failure is None and tokens(updates) == stage.tokens
-    stage.faults["reserve"] = [full := Exhausted("full", retry_after_s=0.5)]
+    stage.faults["reserve"] = [Exhausted("full"), full := Exhausted("full", retry_after_s=0.5)]
     _, failure = await run(stage)
     assert failure is full
 
