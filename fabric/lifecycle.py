@@ -33,15 +33,20 @@ def new_identity(service: str, instance: str = "") -> Identity:
 
 @asynccontextmanager
 async def background(work: Coroutine[None, None, None], name: str) -> AsyncIterator[None]:
-    """Runs `work` beside the body and cancels it at exit."""
+    """Runs `work` beside the body and cancels it at exit; its failure is logged at once."""
     task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_log_failure)
     try:
         yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        if not task.cancelled() and task.exception() is not None:
-            _log.error("background work failed", task=name, error=type(task.exception()).__name__)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        _log.error("background work failed", task=task.get_name(), error=type(error).__name__, at=logs.frames(error))
 
 
 def stop_on_signals() -> asyncio.Event:

@@ -240,6 +240,14 @@ async def test_a_failure_at_any_start_step_leaves_nothing(step, monkeypatch):
     await _nothing_left(chassis)
 
 
+async def test_two_servers_never_share_a_port_even_when_both_look_at_once(running, monkeypatch):
+    monkeypatch.setattr("fabric.lifecycle.check_port_free", lambda *_: None)
+    second = Chassis(settings(listen=running.ready.address), echo.build)
+    with pytest.raises(StartError, match=running.ready.address):
+        await second.start()
+    assert await running.unary("still here") == "still here"
+
+
 async def test_a_cancelled_start_leaves_nothing():
     chassis = Chassis(settings(discovery="etcd://127.0.0.1:1"), echo.build)
     start = asyncio.create_task(chassis.start())
