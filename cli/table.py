@@ -44,7 +44,7 @@ class StatusTable:
     ) -> RenderableType:
         """The table and a line below it. now: on the clock of the rows; loads: by address."""
         table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
-        for heading in ("service", "state", "pid", "restarts", "threads", "memory", "cpu", "running", "waiting", "kv"):
+        for heading in ("service", "state", "pid", "restarts", "memory", "cpu", "run", "wait", "kv"):
             right = heading not in ("service", "state")
             table.add_column(heading, justify="right" if right else "left", no_wrap=True)
         table.add_column("address", no_wrap=True)
@@ -58,7 +58,6 @@ class StatusTable:
             self._state(row, now),
             str(row.pid or ""),
             Text(str(row.restarts), style="yellow" if row.restarts else "dim"),
-            str(row.task.threads),
             megabytes(usage.memory_bytes) if usage else "",
             f"{usage.cpu_percent:.0f} %" if usage else "",
             str(load.running) if load else "",

@@ -32,7 +32,7 @@ def test_a_serving_worker_shows_its_process_load_and_address():
     serving = row("decode-0", State.SERVING, pid=7, endpoints=Endpoints(address="127.0.0.1:9"))
     text = drawn([serving], {7: Usage(300_000_000, 12.0)}, {"127.0.0.1:9": Load(3, 2, 0.25)})
     cells = next(line for line in text.splitlines() if line.startswith("decode-0")).split()
-    assert cells == ["decode-0", "serving", "7", "0", "1", "300", "MB", "12", "%", "3", "2", "25%", "127.0.0.1:9"]
+    assert cells == ["decode-0", "serving", "7", "0", "300", "MB", "12", "%", "3", "2", "25%", "127.0.0.1:9"]
 
 
 def test_a_starting_process_shows_for_how_long_and_a_crashed_one_why():
