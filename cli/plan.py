@@ -59,7 +59,7 @@ class _House:
 
     def worker(self, service: str, index: int, arguments: tuple[str, ...], threads: int) -> Task:
         task = self.service(service, (*arguments, "--threads", str(threads)), name=f"{service}-{index}")
-        return replace(task, environment=cores.environment(threads), threads=threads)
+        return replace(task, environment=cores.environment(threads))
 
     def gateway(self, arguments: tuple[str, ...]) -> Task:
         """Drains first: while its requests end it needs all the others."""

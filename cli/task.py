@@ -35,4 +35,3 @@ class Task:
     environment: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     drain_rank: int = 0
-    threads: int = 1
