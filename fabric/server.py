@@ -142,6 +142,8 @@ class Chassis(Generic[SettingsT]):
         await discovery.ready(settings.discovery_wait_s)
         service = await self._stack.enter_async_context(self._build(settings))
         metrics = service.metrics or Metrics(settings.service_name())
+        if service.members is not None:
+            logs.identify(service.members.instance)
         self._progress = service.progress
         self._health = HealthMonitor(service.progress)
         address = await self._start_server(service, metrics)

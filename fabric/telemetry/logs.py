@@ -8,12 +8,18 @@ import traceback
 
 import structlog
 
+# Of the whole process: a task started by gRPC inherits no context of ours.
+_process: dict[str, str] = {}
+
 
 def configure(service: str, instance: str, level: str = "info") -> None:
     """Sets up structlog for this process; every line carries the service and its instance."""
+    _process["service"] = service
+    identify(instance)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            _add_process,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.JSONRenderer(),
@@ -22,7 +28,15 @@ def configure(service: str, instance: str, level: str = "info") -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(service=service, instance=instance)
+
+
+def identify(instance: str) -> None:
+    """Names the instance once it is known: a service mints its name while it is built."""
+    _process["instance"] = instance
+
+
+def _add_process(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    return {**event, **_process}
 
 
 def get(name: str) -> structlog.typing.FilteringBoundLogger:

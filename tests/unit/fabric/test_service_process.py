@@ -87,6 +87,18 @@ async def test_sigterm_lets_50_streams_end_and_exits_with_0(start):
         assert process.json() == {"event": "closed", "active": 0}
 
 
+async def test_log_lines_are_json_with_service_instance_and_request_id(start):
+    process = start()
+    ready = process.json()
+    async with Channels() as channels:
+        stub = channels.stub(EchoStub, ready["address"])
+        await stub.Unary(b"a prompt", metadata=(("x-request-id", "request-7"),))
+    line = next(text for text in _logged(process, '"event": "call"').splitlines() if '"call"' in text)
+    logged = json.loads(line)
+    assert (logged["service"], logged["instance"], logged["request_id"]) == ("echo", ready["instance"], "request-7")
+    assert "a prompt" not in process.tail()
+
+
 def test_sigterm_while_starting_exits_with_0(start):
     process = start("--discovery", "etcd://127.0.0.1:1")
     assert "etcd does not answer" in _logged(process, "etcd does not answer")
