@@ -31,6 +31,12 @@ class Ragged:
     slots: np.ndarray  # int32 [sequences] window slot
     tables: np.ndarray  # int32 [sequences, blocks] block ids, padded with 0
     windows: dict[int, Windows]  # by compress rate
+    floors: np.ndarray | None = None  # int32 [sequences] first position a window may hold; None: all are 0
+
+    @property
+    def window_floors(self) -> np.ndarray:
+        """First position that each sequence's window rows may see, int32 [sequences]."""
+        return np.zeros(len(self.slots), np.int32) if self.floors is None else self.floors
 
     @property
     def rows(self) -> int:
@@ -150,7 +156,7 @@ class AttentionSpec:
     width: int
     window: int
     sink: torch.Tensor  # [heads] fp32
-    norm_eps: float
+    norm_eps: float | None  # of the norm of each query head; None where the model has none
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ _NO_PAGES = np.zeros((0, 0), np.float32)
 _NO_PAGES_BF16 = np.zeros((0, 0), np.uint16)
 _NO_COUNTS = np.zeros(0, np.int32)
 _NO_ENTRIES = np.zeros((0, 0), np.int32)
+_UNNORMED = -1.0
 
 
 def attend(
@@ -32,10 +33,11 @@ def attend(
     keys = as_array(fresh)
     no_pages = _NO_PAGES if keys.dtype == np.float32 else _NO_PAGES_BF16
     _attend(
-        queries.numpy(), keys, spec.heads, spec.width, spec.window, spec.sink.numpy(), spec.norm_eps,
+        queries.numpy(), keys, spec.heads, spec.width, spec.window, spec.sink.numpy(),
+        _UNNORMED if spec.norm_eps is None else spec.norm_eps,
         row_tiles(ragged, spec.heads),
         ragged.positions, ragged.sequences, ragged.starts, ragged.context, ragged.slots, ragged.tables,
-        ring.array, ring.offset, ring.capacity,
+        ring.array, ring.offset, ring.capacity, ragged.window_floors,
         no_pages if pages is None else pages.array, 0 if pages is None else pages.offset,
         1 if pages is None else pages.entries, 0 if pages is None else pages.rate,
         _NO_ENTRIES if selection is None else selection.entries.numpy(),
@@ -50,12 +52,12 @@ def _load_queries(
     queries: Array, first: int, rows: int, heads: int, width: int, eps: float, positions: Array, cosine: Array,
     sine: Array, panels: Array,
 ) -> None:  # fmt: skip
-    """Normalise, rotate and scale each head, as column `row * heads + head` of the panels."""
+    """Normalise (unless `eps` is negative), rotate and scale each head: column `row * heads + head` of the panels."""
     turned, scale = np.empty((1, width), np.float32), np.float32(1.0 / np.sqrt(width))
     for i in range(rows):
         at = positions[first + i]
         for h in range(heads):
-            unit = inverse_rms(queries, first + i, h * width, width, eps)
+            unit = inverse_rms(queries, first + i, h * width, width, eps) if eps >= 0 else np.float32(1.0)
             for c in range(width):
                 turned[0, c] = queries[first + i, h * width + c] * unit
             rotate(turned, 0, width - 2 * cosine.shape[1], cosine[at], sine[at], np.float32(1.0))
@@ -121,14 +123,14 @@ def _mix(
 def _attend_tile(
     first: int, rows: int, queries: Array, fresh: Array, heads: int, width: int, window: int, sink: Array, eps: float,
     positions: Array, start: int, context: int, slot: int, table: Array, ring: Array, offset: int, capacity: int,
-    pages: Array, page_offset: int, per_page: int, rate: int, entries: Array, counts: Array, cosine: Array,
+    floor: int, pages: Array, page_offset: int, per_page: int, rate: int, entries: Array, counts: Array, cosine: Array,
     sine: Array, out: Array,
 ) -> None:  # fmt: skip
     """One tile: gather keys, score, weigh, mix. With a selection that drops entries, `rows` is 1."""
     padded = (width + LANES - 1) // LANES * LANES
     panel_count = (rows * heads + LANES - 1) // LANES
     last = first + rows - 1
-    begin = max(0, positions[first] - window + 1)
+    begin = max(floor, positions[first] - window + 1)
     dense = positions[last] + 1 - begin
     visible = (positions[last] + 1) // rate if rate > 0 else 0
     sparse = counts[last] if len(counts) > 0 else visible
@@ -154,7 +156,7 @@ def _attend_tile(
     seen = np.empty((rows, 3), np.int32)
     for i in range(rows):
         at = positions[first + i]
-        seen[i, 0] = max(0, at - window + 1) - begin
+        seen[i, 0] = max(floor, at - window + 1) - begin
         seen[i, 1] = at + 1 - begin
         seen[i, 2] = sparse if sparse < visible or rate == 0 else (at + 1) // rate
     if rows > 1:
@@ -168,7 +170,7 @@ def _attend_tile(
 def _attend(
     queries: Array, fresh: Array, heads: int, width: int, window: int, sink: Array, eps: float, firsts: Array,
     positions: Array, sequences: Array, starts: Array, context: Array, slots: Array, tables: Array,
-    ring: Array, offset: int, capacity: int, pages: Array, page_offset: int, per_page: int, rate: int,
+    ring: Array, offset: int, capacity: int, floors: Array, pages: Array, page_offset: int, per_page: int, rate: int,
     entries: Array, counts: Array, cosine: Array, sine: Array, out: Array,
 ) -> None:  # fmt: skip
     for tile in prange(len(firsts) - 1):
@@ -180,6 +182,6 @@ def _attend(
         for row in range(first, end, step):
             _attend_tile(
                 row, step, queries, fresh, heads, width, window, sink, eps, positions, starts[s], context[s], slots[s],
-                tables[s], ring, offset, capacity, pages, page_offset, per_page, rate, entries, counts, cosine, sine,
-                out,
+                tables[s], ring, offset, capacity, floors[s], pages, page_offset, per_page, rate, entries, counts,
+                cosine, sine, out,
             )  # fmt: skip

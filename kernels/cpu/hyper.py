@@ -44,7 +44,7 @@ def hyper_head(x: torch.Tensor, head: HyperHead) -> torch.Tensor:
 
 
 @serial
-def _products(x: Array, first: int, count: int, mix: Array, out: Array) -> None:
+def mixing_products(x: Array, first: int, count: int, mix: Array, out: Array) -> None:
     flat = x.shape[1]
     for p in range(mix.shape[0]):
         panel_product(
@@ -53,7 +53,7 @@ def _products(x: Array, first: int, count: int, mix: Array, out: Array) -> None:
 
 
 @serial
-def _balance(comb: Array, iterations: int, eps: float) -> None:
+def balance(comb: Array, iterations: int, eps: float) -> None:
     """Sinkhorn in place on comb [m, m]: columns first, then rows and columns in turn; ends on columns."""
     streams = comb.shape[0]
     for turn in range(2 * iterations - 1):
@@ -70,7 +70,7 @@ def _balance(comb: Array, iterations: int, eps: float) -> None:
 
 
 @serial
-def _soften(z: Array, row: int, first: int, unit: float, scale: float, base: Array, eps: float, comb: Array) -> None:
+def soften(z: Array, row: int, first: int, unit: float, scale: float, base: Array, eps: float, comb: Array) -> None:
     """comb [m, m] = softmax over each row of the scaled logits, plus eps."""
     streams = comb.shape[0]
     for i in range(streams):
@@ -88,7 +88,7 @@ def _soften(z: Array, row: int, first: int, unit: float, scale: float, base: Arr
 
 
 @serial
-def _collapse(x: Array, row: int, weights: Array, norm: Array, eps: float, out: Array) -> None:
+def collapse(x: Array, row: int, weights: Array, norm: Array, eps: float, out: Array) -> None:
     """out[row] = rmsnorm(sum_i weights[i] * stream i of x[row]) * norm."""
     hidden = out.shape[1]
     for d in range(hidden):
@@ -112,7 +112,7 @@ def _pre(
         count = min(_CHUNK, rows - first)
         z = np.empty((_CHUNK, mix.shape[0] * LANES), np.float32)
         weights = np.empty(streams, np.float32)
-        _products(x, first, count, mix, z)
+        mixing_products(x, first, count, mix, z)
         for i in range(count):
             row = first + i
             unit = inverse_rms(x, row, 0, flat, norm_eps)
@@ -120,9 +120,9 @@ def _pre(
                 weights[j] = sigmoid(z[i, j] * unit * scale[0] + base[j]) + np.float32(hyper_eps)
                 at = streams + j
                 post[row, j] = np.float32(2.0) * sigmoid(z[i, at] * unit * scale[1] + base[at])
-            _soften(z, i, 2 * streams, unit, scale[2], base, hyper_eps, comb[row])
-            _balance(comb[row], iterations, hyper_eps)
-            _collapse(x, row, weights, norm, norm_eps, out)
+            soften(z, i, 2 * streams, unit, scale[2], base, hyper_eps, comb[row])
+            balance(comb[row], iterations, hyper_eps)
+            collapse(x, row, weights, norm, norm_eps, out)
 
 
 @parallel
@@ -148,9 +148,9 @@ def _head(
         count = min(_CHUNK, rows - first)
         z = np.empty((_CHUNK, mix.shape[0] * LANES), np.float32)
         weights = np.empty(streams, np.float32)
-        _products(x, first, count, mix, z)
+        mixing_products(x, first, count, mix, z)
         for i in range(count):
             unit = inverse_rms(x, first + i, 0, flat, norm_eps)
             for j in range(streams):
                 weights[j] = sigmoid(z[i, j] * unit * scale[0] + base[j]) + np.float32(hyper_eps)
-            _collapse(x, first + i, weights, norm, norm_eps, out)
+            collapse(x, first + i, weights, norm, norm_eps, out)

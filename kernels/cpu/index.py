@@ -52,7 +52,7 @@ def _count_from(keys: Array, least: int) -> int:
 
 
 @serial
-def _select(scores: Array, count: int, entries: Array) -> int:
+def select_best(scores: Array, count: int, entries: Array) -> int:
     """Indices of the `count` best scores, ascending; among equals the lower index wins. Returns how many."""
     keys = np.empty(len(scores), np.uint32)
     for i in range(len(scores)):
@@ -116,7 +116,7 @@ def _choose(
     for r in range(rows):
         own = (positions[first + r] + 1) // rate
         if own > topk:
-            counts[first + r] = _select(scores[r, :own], topk, entries[first + r])
+            counts[first + r] = select_best(scores[r, :own], topk, entries[first + r])
 
 
 @parallel

@@ -13,5 +13,6 @@ _LANES = 32  # heads times rows of one tile
 def row_tiles(ragged: Ragged, heads: int) -> Array:
     """First rows (int32) of tiles of one sequence whose heads fill about two panels, closed by the number of rows."""
     most = max(1, _LANES // heads)
-    within = np.arange(ragged.rows, dtype=np.int32) - ragged.starts[ragged.sequences]
+    # Not from `starts`: that of a part of the rows counts the rows of the whole.
+    within = np.arange(ragged.rows) - np.searchsorted(ragged.sequences, ragged.sequences)
     return np.append(np.flatnonzero(within % most == 0), ragged.rows).astype(np.int32)

@@ -15,17 +15,17 @@ def attend(
 ) -> torch.Tensor:  # fmt: skip
     """queries [rows, >= heads * width] (raw), fresh keys [rows, width] -> fp32 [rows, heads * width].
 
-    A row sees the last `window` positions (itself included) and, of the (position + 1) // rate finished entries, all or
-    those selected. The sink adds exp(sink) to the denominator only. The output's rotary part is turned back by the
-    query's own angle, because keys serve as values.
+    A row sees the last `window` positions (itself included, none below its sequence's floor) and, of the
+    (position + 1) // rate finished entries, all or those selected. The sink adds exp(sink) to the denominator only. The
+    output's rotary part is turned back by the query's own angle, because keys serve as values.
     """
     out = torch.empty(queries.shape[0], spec.heads * spec.width)
     for row in range(queries.shape[0]):
         at, s = int(ragged.positions[row]), int(ragged.sequences[row])
         cosine, sine = rope.cos[at], rope.sin[at]
         heads = queries[row, : spec.heads * spec.width].view(spec.heads, spec.width)
-        query = rotate(unit_rms(heads, spec.norm_eps), cosine, sine)
-        keys = history(fresh, s, ragged, ring, range(max(0, at - spec.window + 1), at + 1))
+        query = rotate(heads if spec.norm_eps is None else unit_rms(heads, spec.norm_eps), cosine, sine)
+        keys = history(fresh, s, ragged, ring, range(max(int(ragged.window_floors[s]), at - spec.window + 1), at + 1))
         if pages is not None:
             seen = entries(s, ragged, pages, (at + 1) // pages.rate)
             if selection is not None:

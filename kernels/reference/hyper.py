@@ -17,8 +17,8 @@ def hyper_pre(x: torch.Tensor, site: HyperSite) -> tuple[torch.Tensor, torch.Ten
     weights = torch.sigmoid(z[:, :m] * scale[0] + base[:m]) + site.hyper_eps
     post = 2 * torch.sigmoid(z[:, m : 2 * m] * scale[1] + base[m : 2 * m])
     comb = (z[:, 2 * m :] * scale[2] + base[2 * m :]).view(-1, m, m).softmax(-1) + site.hyper_eps
-    comb = _sinkhorn(comb, site.iterations, site.hyper_eps)
-    return _collapse(x, weights, site.norm, site.norm_eps), post, comb
+    comb = sinkhorn(comb, site.iterations, site.hyper_eps)
+    return collapse(x, weights, site.norm, site.norm_eps), post, comb
 
 
 def hyper_post(x: torch.Tensor, block: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
@@ -30,10 +30,10 @@ def hyper_head(x: torch.Tensor, head: HyperHead) -> torch.Tensor:
     """Streams [rows, m, hidden] -> the final normed hidden state [rows, hidden]."""
     z = linear(unit_rms(x.flatten(1), head.norm_eps), head.mix)
     weights = torch.sigmoid(z * head.scale + head.base) + head.hyper_eps
-    return _collapse(x, weights, head.norm, head.norm_eps)
+    return collapse(x, weights, head.norm, head.norm_eps)
 
 
-def _sinkhorn(comb: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+def sinkhorn(comb: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
     comb = comb / (comb.sum(-2, keepdim=True) + eps)
     for _ in range(iterations - 1):
         comb = comb / (comb.sum(-1, keepdim=True) + eps)
@@ -41,5 +41,5 @@ def _sinkhorn(comb: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
     return comb
 
 
-def _collapse(x: torch.Tensor, weights: torch.Tensor, norm: torch.Tensor, eps: float) -> torch.Tensor:
+def collapse(x: torch.Tensor, weights: torch.Tensor, norm: torch.Tensor, eps: float) -> torch.Tensor:
     return unit_rms((weights[..., None] * x).sum(1), eps) * norm
