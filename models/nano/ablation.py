@@ -43,7 +43,7 @@ def compare(model: Offline, exam: Exam) -> dict[str, dict[str, float]]:
     torch.manual_seed(0)
     results = {}
     for name, rank in CHOICES.items():
-        for layer in model.model.layers:
+        for layer in model.model.blocks():
             if layer.attn.indexer is not None:
                 layer.attn.indexer.rank = rank
         results[name] = accuracy(model.predict, exam, model.device)

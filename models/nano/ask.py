@@ -1,4 +1,4 @@
-"""Asks an OpenAI-compatible endpoint, bounded in time and number; starts a stack when none is given. Knows no checker."""
+"""Asks an OpenAI endpoint, bounded in time and number; starts a stack when none is given. Knows no checker."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def answers(problems: Iterable[Problem], ask: Ask, concurrency: int) -> Iterator
 
 @contextmanager
 def started_stack() -> Iterator[str]:
-    """A stack of local processes; yields its OpenAI URL and drains it. Raises RuntimeError when it is not ready in time."""
+    """A stack of local processes: yields its OpenAI URL, then drains it. RuntimeError when it does not get ready."""
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder) / "ready.json"
-        stack = subprocess.Popen([sys.executable, "-m", "cli", "up", "--ready-file", str(ready)])  # noqa: S603
+        stack = subprocess.Popen([sys.executable, "-m", "cli", "up", "--ready-file", str(ready)])
         try:
             yield _url(stack, ready)
         finally:

@@ -20,7 +20,7 @@ PACKAGES = {
     "pydantic": "MIT",
     "pytest": "MIT",
 }
-"""Permissively licensed packages whose .py files are read, with their licence. The standard library (PSF) comes first."""
+"""Permissively licensed packages whose .py files are read, after the standard library (PSF licence)."""
 FILE_LIMIT_BYTES = 60_000
 DOCUMENT_CHARACTERS = 4_000
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from models.nano.ask import Ask, Endpoint, answers, started_stack
+from models.nano.ask import Ask, Endpoint, Message, answers, started_stack
 from models.nano.config import HERE
 from models.nano.data.check import correct
 from models.nano.data.mixture import ProblemClass, classes, evaluation_problems
@@ -73,7 +73,7 @@ def online(asked: list[ProblemClass], arguments: argparse.Namespace, ask: Ask, c
         for each in asked:
             problems = evaluation_problems(each, arguments.n, arguments.seed)
             right = errors = 0
-            wrong: list[tuple[Problem, object]] = []
+            wrong: list[tuple[Problem, Message | str]] = []
             for problem, message in answers(problems, ask, arguments.concurrency):
                 errors += isinstance(message, str)
                 good = isinstance(message, dict) and correct(problem, message)
@@ -88,8 +88,8 @@ def online(asked: list[ProblemClass], arguments: argparse.Namespace, ask: Ask, c
 
 def offline(asked: list[ProblemClass], arguments: argparse.Namespace, renderer: Renderer) -> list[Score]:
     """Greedy, whole target: stricter than `online`, where only the final answer counts."""
-    from models.nano.judge import accuracy, make_exam  # noqa: PLC0415  torch only where it is needed
-    from models.nano.offline import Offline  # noqa: PLC0415
+    from models.nano.judge import accuracy, make_exam
+    from models.nano.offline import Offline
 
     model, scores = Offline(arguments.checkpoint), []
     for each in asked:
@@ -105,7 +105,16 @@ def table_of(scores: list[Score]) -> Table:
         table.add_column(heading)
     for score in scores:
         verdict = "ok" if score.share >= BAR else "MISSED"
-        cells = (score.kind, score.right, score.n, score.errors, f"{score.share:.1%}", f"{BAR:.0%}", verdict, score.difficulty)
+        cells = (
+            score.kind,
+            score.right,
+            score.n,
+            score.errors,
+            f"{score.share:.1%}",
+            f"{BAR:.0%}",
+            verdict,
+            score.difficulty,
+        )
         table.add_row(*map(str, cells))
     return table
 
@@ -128,7 +137,13 @@ def main() -> int:
     if arguments.json:
         how = "offline" if arguments.offline else "stack"
         rows = [asdict(score) | {"share": round(score.share, 4)} for score in scores]
-        figures = {"how": how, "seed": arguments.seed, "temperature": arguments.temperature, "bar": BAR, "classes": rows}
+        figures = {
+            "how": how,
+            "seed": arguments.seed,
+            "temperature": arguments.temperature,
+            "bar": BAR,
+            "classes": rows,
+        }
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
     return int(any(score.share < BAR for score in scores))
 

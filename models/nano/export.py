@@ -81,7 +81,7 @@ def shards(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
 
 
 def export(weights: Mapping[str, Tensor], folder: Path) -> int:
-    """Write shards and index into `folder`; returns the bytes written. Old shards there are removed."""
+    """Write shards and index into `folder`, in place of old ones; returns the bytes written."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("model-*.safetensors"):
         old.unlink()
@@ -99,7 +99,7 @@ def export(weights: Mapping[str, Tensor], folder: Path) -> int:
 
 
 def read(folder: Path) -> dict[str, Tensor]:
-    """Float32 (int64 for tid2eid) weights of a checkpoint, experts stacked again. Raises KeyError on a missing scale."""
+    """Float32 (int64 for tid2eid) weights of a checkpoint, experts stacked. Raises KeyError on a missing scale."""
     raw: dict[str, Tensor] = {}
     files = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
     for file in files:

@@ -42,7 +42,7 @@ class Indexer(nn.Module):
         return keys
 
     def scores(self, x: Tensor, qr: Tensor, keys: Tensor, rope: Rope) -> Tensor:
-        """x [batch, queries, hidden], qr [batch, queries, rank], rope at the queries -> float32 [batch, queries, entries]."""
+        """x [batch, queries, hidden], qr [batch, queries, rank], rope at the queries -> [batch, queries, entries]."""
         q = self.wq_b(qr.detach()).unflatten(-1, (self.heads, self.dim)).transpose(1, 2)
         products = torch.einsum("bhqd,bsd->bhqs", rope.turn(q), keys).float() * self.dim**-0.5
         weights = self.weights_proj(x.detach()).float() * self.heads**-0.5

@@ -41,9 +41,9 @@ def initialise(model: Nano, seed: int) -> None:
         elif weight.dim() >= 2 and not name.endswith("ape"):
             std = 0.5 if name.startswith("embed") else weight.shape[-1] ** -0.5
             weight.normal_(0, std, generator=generator)
-    for number, layer in enumerate(model.layers):
-        layer.hc_attn_base.copy_(_site_base(config, 2 * number))
-        layer.hc_ffn_base.copy_(_site_base(config, 2 * number + 1))
+    for number, layer in enumerate(model.blocks()):
+        layer.get_parameter("hc_attn_base").copy_(_site_base(config, 2 * number))
+        layer.get_parameter("hc_ffn_base").copy_(_site_base(config, 2 * number + 1))
         layer.attn.wo_b.weight.mul_(0.3)
         layer.ffn.experts.w2.weight.mul_(0.3)
         layer.ffn.shared_experts.w2.weight.mul_(0.3)

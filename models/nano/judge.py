@@ -25,7 +25,9 @@ class Exam:
     batches: tuple[tuple[Batch, tuple[str, ...]], ...]
 
 
-def make_exam(renderer: Renderer, number: int, seed: int, rows: int, row_blocks: int, kinds: set[str] | None = None) -> Exam:
+def make_exam(
+    renderer: Renderer, number: int, seed: int, rows: int, row_blocks: int, kinds: set[str] | None = None
+) -> Exam:
     """`number` held-out problems a class (of `kinds`, or all), packed into batches of exactly `rows` rows."""
     kind_of: dict[int, str] = {}
 

@@ -27,7 +27,7 @@ PROBES = 2
 
 @dataclass(frozen=True, slots=True)
 class LoaderPlan:
-    """What workers produce: `rows` rows of `row_blocks` blocks a batch, from `seed`; `corpus` is a text archive or None."""
+    """What workers produce: batches of `rows` rows of `row_blocks` blocks; `corpus` is a text archive or None."""
 
     rows: int
     row_blocks: int

@@ -59,16 +59,17 @@ class Attention(nn.Module):
         q = rope.turn(rms(q, eps))
         kv = rope.turn(self.kv_norm(self.wkv(x), eps))
         entries = None if self.compressor is None else self.compressor(x, rope, rows.documents)
-        keys = None if self.indexer is None else self.indexer.keys(x, rope, rows.documents)
-        sight = Sight(rows.documents, config.sliding_window, self.ratio)
-        if self.indexer is not None:
+        sight, loss = Sight(rows.documents, config.sliding_window, self.ratio), x.new_zeros((), dtype=torch.float32)
+        if self.indexer is None or entries is None:
+            out, _ = self.attend(q, kv, entries, self.attn_sink, sight)
+        else:
+            keys = self.indexer.keys(x, rope, rows.documents)
             chosen = self.indexer.choose(x, qr, keys, rope, sight)
             chosen = chosen if rows.dense is None else chosen | rows.dense
             sight = Sight(rows.documents, config.sliding_window, self.ratio, chosen)
-        out, total = self.attend(q, kv, entries, self.attn_sink, sight)
-        loss = x.new_zeros((), dtype=torch.float32)
-        if self.indexer is not None and rows.probes is not None:
-            loss = self.indexer.loss(x, qr, keys, rope, sight, Probe(rows.probes, q, entries, total))
+            out, total = self.attend(q, kv, entries, self.attn_sink, sight)
+            if rows.probes is not None:
+                loss = self.indexer.loss(x, qr, keys, rope, sight, Probe(rows.probes, q, entries, total))
         return self._project(rope.turn(out, -1.0).transpose(1, 2)), loss
 
     def _project(self, out: Tensor) -> Tensor:
@@ -228,6 +229,10 @@ class Nano(nn.Module):
         self.hc_head_base = nn.Parameter(torch.zeros(config.hc_mult))
         self.hc_head_scale = nn.Parameter(torch.ones(1))
 
+    def blocks(self) -> list[Layer]:
+        """The layers, typed."""
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
+
     def ropes(self, tokens: int, device: torch.device) -> tuple[Rope, Rope]:
         """Main and compress tables for positions 0..tokens-1, kept for the last length asked."""
         if self._ropes is None or self._ropes[0].cos.shape[0] != tokens or self._ropes[0].cos.device != device:
@@ -250,7 +255,7 @@ class Nano(nn.Module):
         main, compress = self.ropes(rows.ids.shape[1], rows.ids.device)
         streams = self.embed(rows.ids).to(self.head.weight.dtype)[:, :, None].expand(-1, -1, self.config.hc_mult, -1)
         streams, loss, loads = streams.contiguous(), torch.zeros((), device=rows.ids.device), []
-        for layer in self.layers:
+        for layer in self.blocks():
             streams, index_loss, load = layer(streams, compress if layer.attn.ratio else main, rows)
             loss = loss + index_loss
             loads.append(load)

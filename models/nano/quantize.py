@@ -27,7 +27,7 @@ def _spread(values: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def fp8_pack(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[..., rows, columns] -> (float8_e4m3fn of the same shape, int32 exponents per 128 x 128 block, ragged ends kept)."""
+    """[..., rows, columns] -> (float8_e4m3fn, int32 exponents per 128 x 128 block, the last ones ragged)."""
     rows, columns = weight.shape[-2:]
     pad = (0, -columns % FP8_BLOCK, 0, -rows % FP8_BLOCK)
     tiles = torch.nn.functional.pad(weight.float(), pad).unflatten(-1, (-1, FP8_BLOCK)).unflatten(-3, (-1, FP8_BLOCK))
@@ -42,7 +42,7 @@ def fp8_unpack(codes: Tensor, exponent: Tensor) -> Tensor:
 
 
 def fp4_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[..., columns] -> (uint8 codes 0..15 of the same shape, int32 exponents per 32 columns); ties go away from zero."""
+    """[..., columns] -> (uint8 codes 0..15, int32 exponents per 32 columns); ties go away from zero."""
     groups = weight.float().unflatten(-1, (-1, FP4_GROUP))
     exponent = scale_exponent(groups.abs().amax(-1), FP4_MAX)
     scaled = torch.ldexp(groups, -exponent.unsqueeze(-1)).flatten(-2)

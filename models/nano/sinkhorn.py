@@ -22,7 +22,7 @@ def sinkhorn_steps(logits: Tensor, iterations: int, eps: float) -> list[Tensor]:
 def _sinkhorn(logits: Tensor, iterations: int, eps: float) -> tuple[Tensor, Tensor]:
     """(result, all steps stacked first)."""
     if logits.is_cuda:
-        from models.nano.sinkhorn_kernel import forward_kernel  # noqa: PLC0415  Triton exists where CUDA does
+        from models.nano.sinkhorn_kernel import forward_kernel
 
         return forward_kernel(logits, iterations, eps)
     steps = sinkhorn_steps(logits, iterations, eps)
@@ -38,7 +38,7 @@ def _(logits: Tensor, iterations: int, eps: float) -> tuple[Tensor, Tensor]:
 def _sinkhorn_backward(gradient: Tensor, steps: Tensor, eps: float) -> Tensor:
     """Gradient of the logits: each division C' = C / s, s = sum(C) + eps, gives dC = (g - sum(g * C')) / s."""
     if gradient.is_cuda:
-        from models.nano.sinkhorn_kernel import backward_kernel  # noqa: PLC0415
+        from models.nano.sinkhorn_kernel import backward_kernel
 
         return backward_kernel(gradient, steps, eps)
     for number in range(steps.shape[0] - 1, 0, -1):

@@ -1,4 +1,4 @@
-"""nano's tokenizer: about 4K byte-level BPE entries with every special token of the V4.1 encoding. Trains and loads it."""
+"""nano's tokenizer: byte-level BPE with every special token of the V4.1 encoding. Trains it and loads it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,23 @@ PATH = HERE / "tokenizer.json"
 PAD = "<｜▁pad▁｜>"
 FIRST = (SpecialToken.Bos, SpecialToken.Eos)
 OTHERS = (
-    SpecialToken.System, SpecialToken.User, SpecialToken.Assistant, SpecialToken.ThinkingStart, SpecialToken.ThinkingEnd,
-    SpecialToken.Dsml, SpecialToken.LatestReminder, SpecialToken.Image, SpecialToken.Ref, SpecialToken.RefEnd,
-    SpecialToken.Box, SpecialToken.BoxEnd, SpecialToken.Point, SpecialToken.PointEnd, SpecialToken.Polygon,
+    SpecialToken.System,
+    SpecialToken.User,
+    SpecialToken.Assistant,
+    SpecialToken.ThinkingStart,
+    SpecialToken.ThinkingEnd,
+    SpecialToken.Dsml,
+    SpecialToken.LatestReminder,
+    SpecialToken.Image,
+    SpecialToken.Ref,
+    SpecialToken.RefEnd,
+    SpecialToken.Box,
+    SpecialToken.BoxEnd,
+    SpecialToken.Point,
+    SpecialToken.PointEnd,
+    SpecialToken.Polygon,
     SpecialToken.PolygonEnd,
-)  # fmt: skip
+)
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CORPUS_BYTES, CONVERSATIONS = 3_000_000, 20_000
 

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from models.nano.attention import attend_chunked
 from models.nano.config import load_config
+from models.nano.data.render import Renderer
 from models.nano.export import export, storage_of
 from models.nano.initial import initialise
 from models.nano.judge import Exam, accuracy, make_exam
-from models.nano.data.render import Renderer
 from models.nano.loader import Loader, LoaderPlan
 from models.nano.model import Nano, Rows
 from models.nano.optimizer import Optimizer, Rates
@@ -110,9 +110,9 @@ class Trainer:
 
     @torch.no_grad()
     def _balance(self, loads: list[Tensor], factor: float) -> None:
-        for layer, load in zip(self.model.layers, loads, strict=True):
+        for layer, share in zip(self.model.blocks(), loads, strict=True):
             if not layer.ffn.gate.hashed:
-                layer.ffn.gate.bias += BALANCE_RATE * factor * torch.sign(load.mean() - load)
+                layer.ffn.gate.bias += BALANCE_RATE * factor * torch.sign(share.mean() - share)
 
     def predict(self, rows: Rows) -> Tensor:
         """Argmax tokens, with the very graph that training uses."""
@@ -142,7 +142,7 @@ class Trainer:
         """Export the checkpoint and the history."""
         self.optimizer.publish(quantize)
         export(self.model.state_dict(), out)
-        curve = {"points": self.history.points, "exams": self.history.exams}
+        curve: dict[str, Any] = {"points": self.history.points, "exams": self.history.exams}
         curve |= {"tokens": self.history.tokens, "seconds": round(self.history.seconds, 1)}
         (out / "curve.json").write_text(json.dumps(curve) + "\n")
 

@@ -45,7 +45,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool in all its variants. Forms and `answer` refer to parameters as {0}, {1}, ...; `answer` to results by name."""
+    """A tool in all its variants. Forms and `answer` call parameters {0}, {1}, ...; `answer` calls results by name."""
 
     names: tuple[str, ...]
     description: str
@@ -137,8 +137,16 @@ CATALOGUE: tuple[Tool, ...] = (
     Tool(
         ("book_table", "reserve_table"),
         "Reserve a table in a restaurant.",
-        (p("people guests", "integer", number(1, 12)), p("day date", "string", DAY), p("hour time", "integer", number(11, 22))),
-        ("Book a table for {0} on {1} at {2}.", "Reserve a table for {0} people, {1} at {2}.", "Table for {0}, {1}, {2} o'clock."),
+        (
+            p("people guests", "integer", number(1, 12)),
+            p("day date", "string", DAY),
+            p("hour time", "integer", number(11, 22)),
+        ),
+        (
+            "Book a table for {0} on {1} at {2}.",
+            "Reserve a table for {0} people, {1} at {2}.",
+            "Table for {0}, {1}, {2} o'clock.",
+        ),
         (("table", number(1, 40)),),
         "Table {table} is booked for {0} on {1} at {2}.",
     ),
@@ -183,8 +191,16 @@ CATALOGUE: tuple[Tool, ...] = (
     Tool(
         ("create_event", "calendar_add"),
         "Add an event to the calendar.",
-        (p("title name", "string", lambda rng: f"{rng.choice(words.TOPICS)} meeting"), p("day date", "string", DAY), p("hour time", "integer", number(7, 21))),
-        ('Add "{0}" to my calendar on {1} at {2}.', 'Create the event "{0}", {1} at {2}.', 'Plan "{0}" for {1} at {2}.'),
+        (
+            p("title name", "string", lambda rng: f"{rng.choice(words.TOPICS)} meeting"),
+            p("day date", "string", DAY),
+            p("hour time", "integer", number(7, 21)),
+        ),
+        (
+            'Add "{0}" to my calendar on {1} at {2}.',
+            'Create the event "{0}", {1} at {2}.',
+            'Plan "{0}" for {1} at {2}.',
+        ),
         (("conflicts", number(0, 4)),),
         "{0} is planned for {1} at {2} with {conflicts} conflicts.",
     ),
@@ -199,7 +215,11 @@ CATALOGUE: tuple[Tool, ...] = (
     Tool(
         ("order_pizza", "pizza"),
         "Order pizzas.",
-        (p("size format", "string", one_of(("small", "medium", "large"))), p("topping extra", "string", FOOD), p("quantity number", "integer", number(1, 9))),
+        (
+            p("size format", "string", one_of(("small", "medium", "large"))),
+            p("topping extra", "string", FOOD),
+            p("quantity number", "integer", number(1, 9)),
+        ),
         ("Order {2} {0} pizzas with {1}.", "I want {2} {0} {1} pizzas.", "Get me {2} {0} pizzas, topping {1}."),
         (("minutes", number(15, 90)),),
         "{2} {0} pizzas with {1} arrive in {minutes} minutes.",
@@ -230,7 +250,11 @@ CATALOGUE: tuple[Tool, ...] = (
         ("move_robot", "robot_go"),
         "Send the robot to a room.",
         (p("room target", "string", PLACE), p("speed pace", "integer", number(1, 9))),
-        ("Send the robot to the {0} at speed {1}.", "Robot, go to the {0} with speed {1}.", "Move the robot into the {0}, speed {1}."),
+        (
+            "Send the robot to the {0} at speed {1}.",
+            "Robot, go to the {0} with speed {1}.",
+            "Move the robot into the {0}, speed {1}.",
+        ),
         (("seconds", number(3, 300)),),
         "The robot reaches the {0} in {seconds} seconds.",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from models.nano.data.render import ANSWER_WEIGHT, Sample
 
 PAD = 2
 WAITING = 24
-Array = NDArray[np.generic]
+Array = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, slots=True)

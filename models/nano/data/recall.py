@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from models.nano.data import words
 from models.nano.data.problem import Problem, assistant, user
@@ -81,7 +82,7 @@ def fill(rng: random.Random, tokens: int, count: Count) -> list[str]:
 
 
 def compose(rng: random.Random, count: Count, max_distance: int, number: int) -> tuple[str, list[Fact]]:
-    """A text with `number` facts; the first of the returned list lies about U(0, max_distance) tokens before the end."""
+    """A text with `number` facts; the first one returned lies about U(0, max_distance) tokens before the end."""
     asked, *others = make_facts(rng, number)
     before = fill(rng, rng.randint(0, LEAD), count)
     distance = rng.randint(0, max_distance)
@@ -107,11 +108,11 @@ def generate(rng: random.Random, count: Count, max_distance: int = MAX_DISTANCE)
 
 
 def generate_many(rng: random.Random, count: Count, max_distance: int) -> Problem:
-    """Several non-thinking questions in a row about one text, the last one open (training only: more answers a text)."""
+    """Non-thinking questions in a row about one text, the last one open (training only: more answers a text)."""
     text, facts = compose(rng, count, max_distance, rng.randint(1, MAX_FACTS))
     rng.shuffle(facts)
     turns = [user(prompt(text, facts[0].question))]
-    for done, fact in zip(facts, facts[1:5], strict=False):
+    for done, fact in pairwise(facts[:5]):
         turns += [assistant(done.value), user(f"Question: {fact.question}")]
     last = facts[min(len(facts), 5) - 1]
     return Problem(KIND, f"{last.sentence}|{len(text)}", tuple(turns), last.sentence, last.value)

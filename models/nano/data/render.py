@@ -73,8 +73,13 @@ class Renderer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._assistant = tokenizer.token_to_id(ASSISTANT)
-        self._eos = tokenizer.token_to_id(EOS)
+        self._assistant, self._eos = self._id(ASSISTANT), self._id(EOS)
+
+    def _id(self, text: str) -> int:
+        number = self._tokenizer.token_to_id(text)
+        if number is None:
+            raise ValueError(f"the tokenizer has no entry {text!r}: is it nano's tokenizer.json?")
+        return int(number)
 
     def count(self, text: str) -> int:
         """Tokens of a sentence inside a text."""
@@ -90,7 +95,7 @@ class Renderer:
         ids: list[int] = []
         for part in SPELLED.split(text):
             if part.startswith(SPELL_OPEN):
-                ids += [self._tokenizer.token_to_id(letter) for letter in part[1:-1]]
+                ids += [self._id(letter) for letter in part[1:-1]]
             elif part:
                 ids += self.encode(part)
         return ids
@@ -116,5 +121,5 @@ class Renderer:
 
     def document(self, text: str) -> Sample:
         """Plain text as one training document, every token of moderate weight."""
-        ids = self.encode(text) + [self._eos]
+        ids = [*self.encode(text), self._eos]
         return Sample(ids, [TEXT_WEIGHT] * len(ids), 1)

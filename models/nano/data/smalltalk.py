@@ -13,12 +13,30 @@ KIND = "smalltalk"
 TURNS_KIND = "multi_turn"
 DIFFICULTY = "a greeting with or without a name, or who the model is, in varied words"
 TURNS_DIFFICULTY = "2 to 4 turns; the last asks for something said in the first turn, or a new small problem"
-HELLOS = ("Hello", "Hi", "Hey", "Good morning", "Good evening", "Good afternoon", "Greetings", "Hi there", "Hello there")
+HELLOS = (
+    "Hello",
+    "Hi",
+    "Hey",
+    "Good morning",
+    "Good evening",
+    "Good afternoon",
+    "Greetings",
+    "Hi there",
+    "Hello there",
+)
 AFTER_HELLO = ("", ", how are you", ", nice to meet you", ", are you there", ", can you help me", ", good to see you")
 WHO = (
-    "who are you", "what are you", "what is your name", "tell me who you are", "what model are you", "which model is this",
-    "introduce yourself", "are you a human or a machine", "who am I talking to", "say who you are",
-)  # fmt: skip
+    "who are you",
+    "what are you",
+    "what is your name",
+    "tell me who you are",
+    "what model are you",
+    "which model is this",
+    "introduce yourself",
+    "are you a human or a machine",
+    "who am I talking to",
+    "say who you are",
+)
 BEFORE_WHO = ("", "please ", "so, ", "just curious, ", "may I ask, ", "quick question: ", "now ", "one thing, ")
 IDENTITY = "I am nano, a small language model with the DeepSeek-V4 architecture."
 HELP = "Hello! How can I help you today?"
@@ -58,13 +76,28 @@ def _opening(rng: random.Random) -> Opening:
         (
             (f"My name is {name}.", f"Nice to meet you, {name}.", "What is my name?", f"Your name is {name}."),
             (f"I live in {city}.", f"{city} is a nice city.", "Where do I live?", f"You live in {city}."),
-            (f"I have a {animal}.", f"A {animal} is a good friend.", "Which animal do I have?", f"You have a {animal}."),
-            (f"My favourite colour is {colour}.", f"I like {colour} too.", "Which colour do I like?", f"You like {colour}."),
+            (
+                f"I have a {animal}.",
+                f"A {animal} is a good friend.",
+                "Which animal do I have?",
+                f"You have a {animal}.",
+            ),
+            (
+                f"My favourite colour is {colour}.",
+                f"I like {colour} too.",
+                "Which colour do I like?",
+                f"You like {colour}.",
+            ),
         )
     )
 
 
-FRESH: tuple[Callable[[random.Random], Problem], ...] = (generate, arithmetic.generate, strings.generate, structured.generate)
+FRESH: tuple[Callable[[random.Random], Problem], ...] = (
+    generate,
+    arithmetic.generate,
+    strings.generate,
+    structured.generate,
+)
 
 
 def _middle(rng: random.Random) -> list[Message]:

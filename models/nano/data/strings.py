@@ -9,7 +9,9 @@ from models.nano.data.problem import Problem, spelled, user
 from models.nano.data.words import SPELLING
 
 KIND = "strings"
-DIFFICULTY = "one word of 3 to 8 letters: reverse, upper case, hyphenate, length, occurrences of a letter, first and last"
+DIFFICULTY = (
+    "one word of 3 to 8 letters: reverse, upper case, hyphenate, length, occurrences of a letter, first and last"
+)
 CONSONANTS, VOWELS = "bcdfghklmnprstvw", "aeiou"
 Operation = Callable[[str, random.Random], tuple[str, str, str, str]]
 
@@ -50,7 +52,11 @@ def length(word: str, rng: random.Random) -> tuple[str, str, str, str]:
 def occurrences(word: str, rng: random.Random) -> tuple[str, str, str, str]:
     letter = rng.choice(word) if rng.random() < 0.8 else rng.choice(CONSONANTS + VOWELS)
     form = rng.choice(
-        ('How many times does "{x}" occur in "{w}"?', 'Count the letter "{x}" in "{w}".', 'How many "{x}" are in "{w}"?')
+        (
+            'How many times does "{x}" occur in "{w}"?',
+            'Count the letter "{x}" in "{w}".',
+            'How many "{x}" are in "{w}"?',
+        )
     )
     seen = [word[: place + 1].count(letter) for place in range(len(word))]
     counted = " ".join(f"{each}{count}" for each, count in zip(word, seen, strict=True))

@@ -75,7 +75,11 @@ def call_turns(chosen: Offer, values: list[Any], result: dict[str, Any], thinkin
     """The assistant's call and the tool's answer as history."""
     arguments = json.dumps(dict(zip(chosen.parameters, values, strict=True)))
     function = {"name": chosen.name, "arguments": arguments}
-    call: Message = {"role": "assistant", "content": "", "tool_calls": [{"id": "call_0", "type": "function", "function": function}]}
+    call: Message = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call_0", "type": "function", "function": function}],
+    }
     if thinking:
         call["reasoning_content"] = f"I call {chosen.name} with {arguments}."
     return call, {"role": "tool", "tool_call_id": "call_0", "content": json.dumps(result)}
