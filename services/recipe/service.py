@@ -50,16 +50,14 @@ class RecipeServicer(recipe_pb2_grpc.RecipeServiceServicer):
         job = (lambda: codec.render_chat(body)) if chat else (lambda: codec.render_text(text))
         return wire.pack_rendered(await self._crew.run(job, deadline.remaining_s(context)))
 
-    async def Parse(
-        self, messages: AsyncIterator[recipe_pb2.ParseRequest], context: Context
-    ) -> AsyncIterator[recipe_pb2.ParseResponse]:
+    async def Parse(self, messages: AsyncIterator[recipe_pb2.ParseRequest], context: Context) -> None:
         session = self._open(await anext(messages, recipe_pb2.ParseRequest()))
         async for message in messages:
             match message.WhichOneof("message"):
                 case "tokens":
-                    yield self._push(session, message.tokens)
+                    await context.write(self._push(session, message.tokens))
                 case "finish":
-                    yield self._finish(session, message.finish)
+                    await context.write(self._finish(session, message.finish))
                     return
                 case _:
                     raise InvalidArgument("a second start", field="message", fix="send tokens, then finish")
