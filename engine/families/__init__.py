@@ -16,8 +16,18 @@ from engine.checkpoint.reader import Progress
 from engine.layout import Layout
 from kernels import Ops
 
-_FAMILIES = {"DeepseekV4ForCausalLM": "engine.families.v4"}
-_MODEL_TYPES = {"deepseek_v4": "DeepseekV4ForCausalLM"}
+_FAMILIES = {
+    "DeepseekV2ForCausalLM": "engine.families.mla",
+    "DeepseekV3ForCausalLM": "engine.families.mla",
+    "DeepseekV32ForCausalLM": "engine.families.mla",
+    "DeepseekV4ForCausalLM": "engine.families.v4",
+}
+_MODEL_TYPES = {
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "deepseek_v32": "DeepseekV32ForCausalLM",
+    "deepseek_v4": "DeepseekV4ForCausalLM",
+}
 
 
 class Family(Protocol):
@@ -52,7 +62,7 @@ def open_family(
         message, fix = f"the {ops.name} kernels are not batch invariant", "choose kernels=cpu"
         raise CheckpointError(message, file=model_dir, item="batch_invariant", fix=fix)
     module = import_module(_FAMILIES[architecture(folder.config)])
-    family: Family = module.load(folder, dtype, ops, block_tokens, progress)
+    family: Family = module.load(folder, dtype, batch_invariant, ops, block_tokens, progress)
     return family
 
 

@@ -96,19 +96,16 @@ class V4Config:
 
 def parse(config: dict[str, Any]) -> V4Config:
     """Raises CheckpointError naming the key for anything missing, of the wrong kind, or not V4."""
-    for key, expected in _EXPECTED.items():
-        if config.get(key, expected) != expected:
-            raise _error(key, f"{config[key]!r} is not supported", f"V4 has {expected!r}")
+    _check_mechanisms(config)
     count, number = _integer(config), _float(config)
     layers = _layers(config, count("num_hidden_layers"))
-    head_dim, rope_dim = count("head_dim"), _rope_dim(config, count("head_dim"))
     csa_rate, hca_rate = _rates(config)
     parsed = V4Config(
         vocab_size=count("vocab_size"),
         hidden=count("hidden_size"),
         heads=count("num_attention_heads"),
-        head_dim=head_dim,
-        rope_dim=rope_dim,
+        head_dim=count("head_dim"),
+        rope_dim=_rope_dim(config, count("head_dim")),
         query_rank=count("q_lora_rank"),
         output_groups=count("o_groups"),
         output_rank=count("o_lora_rank"),
@@ -137,6 +134,12 @@ def parse(config: dict[str, Any]) -> V4Config:
     )
     _check(parsed)
     return parsed
+
+
+def _check_mechanisms(config: dict[str, Any]) -> None:
+    for key, expected in _EXPECTED.items():
+        if config.get(key, expected) != expected:
+            raise _error(key, f"{config[key]!r} is not supported", f"V4 has {expected!r}")
 
 
 def _error(key: str, message: str, fix: str) -> CheckpointError:

@@ -19,8 +19,13 @@ from kernels import Ops
 from kernels.operands import Pages, Ragged, RopeTable, Selection
 
 
-def load(folder: Folder, dtype: torch.dtype, ops: Ops, block_tokens: int, progress: Progress | None) -> V4:
-    """Build the model from a folder; raises CheckpointError, naming file and tensor, for what cannot be served."""
+def load(
+    folder: Folder, dtype: torch.dtype, batch_invariant: bool, ops: Ops, block_tokens: int, progress: Progress | None
+) -> V4:
+    """Build the model from a folder; raises CheckpointError, naming file and tensor, for what cannot be served.
+
+    `batch_invariant` asks for nothing here: every operator of V4 has one form, which the kernels make invariant.
+    """
     config = parse(folder.config)
     return V4(config, build(Reader(folder, upstream, progress), config, ops, dtype), dtype, ops, block_tokens)
 

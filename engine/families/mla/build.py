@@ -1,0 +1,185 @@
+"""Builds the operands of V2, V3 and V3.2 from a checkpoint's tensors. Knows names and shapes, runs nothing."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from engine.checkpoint.reader import Reader
+from engine.families.mla.config import MlaConfig
+from engine.families.mla.weights import Layer, MlaWeights, MtpBlock
+from kernels import Ops
+from kernels.operands import ExpertBank, GroupRouterSpec, IndexerSpec, IndexKeySpec, MlaSpec, Weights
+
+LATENT_EPS = 1e-6  # of the norms inside attention, whatever the config says of the others
+
+
+def build(reader: Reader, config: MlaConfig, ops: Ops, dtype: torch.dtype, expandable: bool) -> MlaWeights:
+    """Take every tensor of the model from `reader`; it refuses the ones left over.
+
+    `expandable`: also keep the key-value projection whole, for the un-absorbed form.
+    """
+    builder, layers = _Builder(reader, config, ops, dtype, expandable), len(config.dense)
+    weights = MlaWeights(
+        embedding=builder.embedding("embed_tokens.weight"),
+        layers=tuple(builder.layer(f"layers.{i}", dense) for i, dense in enumerate(config.dense)),
+        norm=reader.floats("norm.weight", config.hidden),
+        logits=builder.packed(reader.floats("lm_head.weight", config.vocab_size, config.hidden)),
+        # transformers writes the key num_nextn_predict_layers without the block itself.
+        mtp=tuple(
+            builder.mtp(f"layers.{layers + i}")
+            for i in range(config.mtp_layers)
+            if reader.has(f"layers.{layers + i}.")
+        ),
+    )
+    reader.finish()
+    return weights
+
+
+class _Builder:
+    """Reads and packs one part after another, so that only one layer is held unpacked."""
+
+    def __init__(self, reader: Reader, config: MlaConfig, ops: Ops, dtype: torch.dtype, expandable: bool) -> None:
+        self._reader, self._config, self._ops, self._dtype = reader, config, ops, dtype
+        self._rounds, self._expandable = dtype == torch.bfloat16, expandable
+
+    def packed(self, *weights: torch.Tensor) -> Weights:
+        """Matrices [out, in] of one input, one below the other, as one product."""
+        return self._ops.pack(torch.cat(weights)[None], self._rounds)
+
+    def embedding(self, name: str) -> torch.Tensor:
+        return self._reader.floats(name, self._config.vocab_size, self._config.hidden).to(self._dtype)
+
+    def layer(self, prefix: str, dense: bool) -> Layer:
+        c, read, attn = self._config, self._reader.floats, f"{prefix}.self_attn"
+        fused, query, query_norm = self._queries(attn)
+        column = sum(map(len, fused))
+        fused.append(read(f"{attn}.kv_a_proj_with_mqa.weight", c.latent_rank + c.rope, c.hidden))
+        index_key, indexer = self._indexer(f"{attn}.indexer", fused, query)
+        output = read(f"{attn}.o_proj.weight", c.hidden, c.heads * c.value)
+        return Layer(
+            attention_norm=read(f"{prefix}.input_layernorm.weight", c.hidden),
+            mlp_norm=read(f"{prefix}.post_attention_layernorm.weight", c.hidden),
+            input=self.packed(*fused),
+            query_norm=query_norm,
+            query=self.packed(*query) if query else None,
+            attention=self._attention(attn, column),
+            index_key=index_key,
+            indexer=indexer,
+            output=self.packed(output),
+            router=None if dense else self._router(f"{prefix}.mlp.gate"),
+            experts=self._dense(f"{prefix}.mlp") if dense else self._experts(f"{prefix}.mlp"),
+        )
+
+    def mtp(self, prefix: str) -> MtpBlock:
+        """Its embedding and head repeat the model's own and may be left out; then the model's are read again."""
+        c, read = self._config, self._reader.floats
+        shared = {f"{prefix}.embed_tokens.weight": "embed_tokens.weight", f"{prefix}.shared_head.head.weight": "lm_head.weight"}
+        embedding, head = (own if self._reader.has(own) else model for own, model in shared.items())
+        return MtpBlock(
+            embedding=self.embedding(embedding),
+            embedding_norm=read(f"{prefix}.enorm.weight", c.hidden),
+            hidden_norm=read(f"{prefix}.hnorm.weight", c.hidden),
+            join=self.packed(read(f"{prefix}.eh_proj.weight", c.hidden, 2 * c.hidden)),
+            layer=self.layer(prefix, False),
+            norm=read(f"{prefix}.shared_head.norm.weight", c.hidden),
+            logits=self.packed(read(head, c.vocab_size, c.hidden)),
+        )
+
+    def _queries(self, attn: str) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
+        """What the fused input projection begins with, what the query latent is multiplied with, and its norm."""
+        c, read = self._config, self._reader.floats
+        outputs = c.heads * (c.nope + c.rope)
+        if c.query_rank is None:
+            return self._by_position(read(f"{attn}.q_proj.weight", outputs, c.hidden)), [], None
+        down = read(f"{attn}.q_a_proj.weight", c.query_rank, c.hidden)
+        up = self._by_position(read(f"{attn}.q_b_proj.weight", outputs, c.query_rank))
+        return [down], up, read(f"{attn}.q_a_layernorm.weight", c.query_rank)
+
+    def _by_position(self, weight: torch.Tensor) -> list[torch.Tensor]:
+        """Rows head by head -> the heads' channels without position, then those with."""
+        c = self._config
+        heads = weight.view(c.heads, c.nope + c.rope, -1)
+        return [heads[:, : c.nope].flatten(0, 1), heads[:, c.nope :].flatten(0, 1)]
+
+    def _attention(self, attn: str, column: int) -> MlaSpec:
+        c, read = self._config, self._reader.floats
+        both = read(f"{attn}.kv_b_proj.weight", c.heads * (c.nope + c.value), c.latent_rank)
+        keys, values = both.view(c.heads, c.nope + c.value, c.latent_rank).split([c.nope, c.value], 1)
+        return MlaSpec(
+            heads=c.heads,
+            nope=c.nope,
+            rope=c.rope,
+            value=c.value,
+            rank=c.latent_rank,
+            column=column,
+            norm=read(f"{attn}.kv_a_layernorm.weight", c.latent_rank),
+            norm_eps=LATENT_EPS,
+            scale=c.rotary.score_factor / math.sqrt(c.nope + c.rope),
+            absorb=self._ops.pack(keys.transpose(1, 2).contiguous(), self._rounds),
+            output=self._ops.pack(values.contiguous(), self._rounds),
+            expand=self.packed(both) if self._expandable else None,
+        )
+
+    def _indexer(
+        self, prefix: str, fused: list[torch.Tensor], query: list[torch.Tensor]
+    ) -> tuple[IndexKeySpec | None, IndexerSpec | None]:
+        """Appends its projections to the fused input and to the queries."""
+        c, read = self._config, self._reader.floats
+        if c.index is None or c.query_rank is None:
+            return None, None
+        index, order = c.index, _interleaved(c.index.width, c.rope)
+        heads = read(f"{prefix}.wq_b.weight", index.heads * index.width, c.query_rank)
+        query_column, column = sum(map(len, query)), sum(map(len, fused))
+        query.append(heads.view(index.heads, index.width, -1)[:, order].flatten(0, 1))
+        fused.append(read(f"{prefix}.wk.weight", index.width, c.hidden)[order])
+        fused.append(read(f"{prefix}.weights_proj.weight", index.heads, c.hidden))
+        norm, bias = (read(f"{prefix}.k_norm.{part}", index.width)[order] for part in ("weight", "bias"))
+        key = IndexKeySpec(column, norm, bias, LATENT_EPS)
+        return key, IndexerSpec(query_column, column + index.width, index.heads, index.width, index.topk)
+
+    def _router(self, prefix: str) -> GroupRouterSpec:
+        """Expert choice is computed in fp32 whatever the compute type is."""
+        c, routing = self._config, self._config.routing
+        gate = self._reader.floats(f"{prefix}.weight", c.experts, c.hidden)
+        return GroupRouterSpec(
+            gate=self._ops.pack(gate[None], False),
+            bias=self._reader.floats(f"{prefix}.e_score_correction_bias", c.experts) if routing.sigmoid else None,
+            experts=c.experts,
+            topk=c.experts_per_token,
+            groups=routing.groups,
+            kept_groups=routing.kept_groups,
+            group_best=2 if routing.sigmoid else 1,
+            sigmoid=routing.sigmoid,
+            normalize=routing.normalize,
+            scaling=routing.scaling,
+            always=c.shared_experts - 1,
+        )
+
+    def _dense(self, prefix: str) -> ExpertBank:
+        return self._bank([self._mlp(prefix, self._config.dense_inner)], self._config.dense_inner)
+
+    def _experts(self, prefix: str) -> ExpertBank:
+        """A shared expert n times as wide is n experts that every row takes: the last, and `always` before it."""
+        c, inner = self._config, self._config.expert_inner
+        parts = [self._mlp(f"{prefix}.experts.{e}", inner) for e in range(c.experts)]
+        gate, up, down = self._mlp(f"{prefix}.shared_experts", inner * c.shared_experts)
+        parts += zip(gate.split(inner), up.split(inner), down.split(inner, 1), strict=True)
+        return self._bank(parts, inner)
+
+    def _mlp(self, prefix: str, inner: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        read, hidden = self._reader.floats, self._config.hidden
+        gate, up = (read(f"{prefix}.{name}_proj.weight", inner, hidden) for name in ("gate", "up"))
+        return gate, up, read(f"{prefix}.down_proj.weight", hidden, inner)
+
+    def _bank(self, parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], inner: int) -> ExpertBank:
+        gate, up, down = (self._ops.pack(torch.stack(matrices), self._rounds) for matrices in zip(*parts, strict=True))
+        return ExpertBank(gate, up, down, len(parts) - 1, inner, math.inf)
+
+
+def _interleaved(width: int, rope: int) -> list[int]:
+    """Where each channel of the indexer comes from: its rotary channels stand first and in two halves, the operators
+    want them last and in pairs. Queries and keys are reordered alike, so no product changes.
+    """
+    return [*range(rope, width), *(half * (rope // 2) + pair for pair in range(rope // 2) for half in (0, 1))]

@@ -1,0 +1,25 @@
+"""The cache groups of V2, V3 and V3.2 (KV contract): one row per token and layer, nothing that belongs to a position.
+
+Rotary channels are kept in interleaved pairs, in `latent` behind the latent, in `index_key` at the end of the key.
+"""
+
+from __future__ import annotations
+
+from engine.families.mla.config import MlaConfig
+from engine.layout import CacheGroup, GroupKind, Layout
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def mla_layout(config: MlaConfig, dtype: str, block_tokens: int) -> Layout:
+    """Layout for KV records of `dtype`. Without window groups a sequence can be rolled back to any position."""
+    layers = len(config.dense)
+
+    def rows(name: str, width: int) -> CacheGroup:
+        version = f"mla.{name}.{dtype}.1"
+        return CacheGroup(name, GroupKind.GLOBAL, layers, block_tokens, 1, width * _BYTES[dtype], dtype, version)
+
+    groups = [rows("latent", config.latent_rank + config.rope)]
+    if config.index is not None:
+        groups.append(rows("index_key", config.index.width))
+    return Layout(block_tokens, block_tokens, tuple(groups))

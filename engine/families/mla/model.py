@@ -1,0 +1,76 @@
+"""The forward of V2, V3 and V3.2 over paged caches: any mixture of prefill chunks and decode steps. Owns no cache."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.batch import RaggedBatch
+from engine.cache.pool import CachePool
+from engine.checkpoint.folder import Folder
+from engine.checkpoint.reader import Progress, Reader
+from engine.families.mla.attention import Attention, Step
+from engine.families.mla.build import build
+from engine.families.mla.config import MlaConfig, parse
+from engine.families.mla.forms import forms
+from engine.families.mla.layout import mla_layout
+from engine.families.mla.names import upstream
+from engine.families.mla.scaling import RotaryTable
+from engine.families.mla.weights import Layer, MlaWeights
+from engine.families.v4.ragged import check, ragged
+from kernels import Ops
+
+
+def load(
+    folder: Folder, dtype: torch.dtype, batch_invariant: bool, ops: Ops, block_tokens: int, progress: Progress | None
+) -> Mla:
+    """Build the model from a folder; raises CheckpointError, naming file and tensor, for what cannot be served.
+
+    With `batch_invariant` attention has the absorbed form alone, so that no bit depends on how tokens are cut.
+    """
+    config, expandable = parse(folder.config), not batch_invariant
+    weights = build(Reader(folder, upstream, progress), config, ops, dtype, expandable)
+    return Mla(config, weights, dtype, ops, block_tokens, expandable)
+
+
+class Mla:
+    """A loaded model. Its only state besides the weights is the rotary table, which grows."""
+
+    def __init__(
+        self, config: MlaConfig, weights: MlaWeights, dtype: torch.dtype, ops: Ops, block_tokens: int, expandable: bool
+    ) -> None:
+        self.name, self.config, self.weights, self.kernels = config.model_type, config, weights, ops.name
+        self.layout = mla_layout(config, str(dtype).removeprefix("torch."), block_tokens)
+        self.vocab_size, self.max_context_tokens = config.vocab_size, config.max_context_tokens
+        self.eos_token_ids = config.eos_token_ids
+        self._ops, self._expandable = ops, expandable
+        self._rotary = RotaryTable(config.rotary, config.rope)
+        self._attention = Attention(ops)
+
+    @torch.inference_mode()
+    def forward(self, batch: RaggedBatch, cache: CachePool) -> torch.Tensor:
+        """Logits fp32 [len(batch.logit_rows), vocabulary]; writes every new record into `cache`.
+
+        Exact for any chunking. Raises ValueError for a batch that does not fit the cache.
+        """
+        check(batch, cache, self.vocab_size, self.max_context_tokens)
+        self._ops.begin()
+        ops, weights, eps = self._ops, self.weights, self.config.norm_eps
+        rows = ragged(batch, ())
+        rope = self._rotary.upto(int(np.max(rows.positions)) + 1)
+        step = Step(rows, forms(self.config, rows, self._expandable), cache, rope)
+        x = weights.embedding[torch.from_numpy(rows.tokens)].to(torch.float32)
+        for i, layer in enumerate(weights.layers):
+            x = x + self._attention.run(ops.norm(x, layer.attention_norm, eps), layer, i, step)
+            x = x + self._mlp(ops.norm(x, layer.mlp_norm, eps), layer)
+        wanted = x[torch.from_numpy(np.asarray(batch.logit_rows, np.int64))]
+        return ops.linear(ops.norm(wanted, weights.norm, eps), weights.logits)
+
+    def _mlp(self, hidden: torch.Tensor, layer: Layer) -> torch.Tensor:
+        """Experts, or the one expert of a dense layer: [rows, hidden] -> [rows, hidden]."""
+        if layer.router is None:
+            rows = hidden.shape[0]
+            chosen, weights = torch.empty(rows, 0, dtype=torch.int32), torch.empty(rows, 0)
+        else:
+            chosen, weights = self._ops.route_groups(hidden, layer.router)
+        return self._ops.experts(hidden, chosen, weights, layer.experts)
