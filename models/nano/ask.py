@@ -21,7 +21,7 @@ from models.nano.data.problem import Problem
 Message = dict[str, Any]
 Ask = Callable[[Problem], Message | str]
 """The assistant's message, or the text of the failure."""
-READY_S, DRAIN_S, POLL_S = 180.0, 30.0, 0.2
+READY_S, DRAIN_S, POLL_S = 300.0, 40.0, 0.2
 MAX_TOKENS = 400
 
 
@@ -36,7 +36,9 @@ class Endpoint:
     def __call__(self, problem: Problem) -> Message | str:
         body = problem.request() | {"temperature": self.temperature, "max_tokens": MAX_TOKENS, "stream": False}
         request = urllib.request.Request(  # noqa: S310  the user names the endpoint
-            f"{self.url.rstrip('/')}/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+            f"{endpoint_url(self.url)}/chat/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
         )
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:  # noqa: S310
@@ -58,10 +60,10 @@ def answers(problems: Iterable[Problem], ask: Ask, concurrency: int) -> Iterator
 
 @contextmanager
 def started_stack() -> Iterator[str]:
-    """A stack of local processes: yields its OpenAI URL, then drains it. RuntimeError when it does not get ready."""
+    """A stack of local processes: yields its OpenAI URL, then drains it. RuntimeError when it is not ready."""
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder) / "ready.json"
-        stack = subprocess.Popen([sys.executable, "-m", "cli", "up", "--ready-file", str(ready)])
+        stack = subprocess.Popen([sys.executable, "-m", "cli", "up", "--http-port", "0", "--ready-file", str(ready)])
         try:
             yield _url(stack, ready)
         finally:
@@ -72,11 +74,17 @@ def started_stack() -> Iterator[str]:
                 stack.kill()
 
 
+def endpoint_url(address: str) -> str:
+    """The /v1 URL of an address with or without scheme and path."""
+    with_scheme = address if "://" in address else f"http://{address}"
+    return f"{with_scheme.rstrip('/').removesuffix('/v1')}/v1"
+
+
 def _url(stack: subprocess.Popen[bytes], ready: Path) -> str:
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
         if ready.exists() and (text := ready.read_text()):
-            return f"{str(json.loads(text)['http']).rstrip('/').removesuffix('/v1')}/v1"
+            return endpoint_url(str(json.loads(text)["http"]))
         if stack.poll() is not None:
             raise RuntimeError(f"the stack ended with status {stack.returncode} before it was ready")
         time.sleep(POLL_S)
