@@ -44,6 +44,11 @@ class PrefixIndex:
         return len(self._entries)
 
     @property
+    def keys(self) -> frozenset[bytes]:
+        """Keys of every cached block."""
+        return frozenset(self._entries)
+
+    @property
     def anchors(self) -> int:
         """Number of anchors held."""
         return len(self._anchored)

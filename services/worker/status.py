@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.errors import EngineError
 from engine.runner import EngineRunner
@@ -24,15 +24,18 @@ class Load:
 
     engine: EngineStats
     outside: int
-    draining: bool
+    keys: frozenset[bytes]  # of the blocks in its prefix cache
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A load with its place in this instance's sequence of statuses."""
+    """A load with its place in this instance's sequence, and how its keys differ from the watcher's last status."""
 
     sequence: int
     load: Load
+    added: frozenset[bytes] = frozenset()
+    removed: frozenset[bytes] = frozenset()
+    reset: bool = False  # `added` is the whole set
 
 
 class EngineBoard:
@@ -43,8 +46,7 @@ class EngineBoard:
 
     def __init__(self, engine: EngineRunner, outside: Callable[[EngineStats], int], period_s: float) -> None:
         self._engine, self._outside, self._period_s = engine, outside, period_s
-        stats = engine.engine.stats()
-        self.now = Status(1, Load(stats, outside(stats), draining=False))
+        self.now = Status(1, self._load(*self._read()))
         self._changed = asyncio.Condition()
         self._watchers = 0
         self._poked = asyncio.Event()
@@ -64,8 +66,7 @@ class EngineBoard:
 
     async def observe(self) -> None:
         """Takes one look and publishes a change."""
-        stats = await self._engine.call(self._engine.engine.stats)
-        load = Load(stats, self._outside(stats), draining=False)
+        load = self._load(*await self._engine.call(self._read))
         if load != self.now.load:
             async with self._changed:
                 self.now = Status(self.now.sequence + 1, load)
@@ -88,14 +89,30 @@ class EngineBoard:
             raise Exhausted(f"{self._watchers} watchers already", fix="share one Watch stream per caller")
         self._watchers += 1
         try:
-            seen = 0
+            sent: Status | None = None
             while True:
-                seen = await self._beyond(seen)
-                yield self.now
+                await self._beyond(sent.sequence if sent else 0)
+                sent = _following(sent, self.now)
+                yield sent
         finally:
             self._watchers -= 1
 
-    async def _beyond(self, seen: int) -> int:
+    async def _beyond(self, seen: int) -> None:
         async with self._changed:
             await self._changed.wait_for(lambda: self.now.sequence > seen)
-            return self.now.sequence
+
+    def _read(self) -> tuple[EngineStats, frozenset[bytes]]:
+        """On the engine's thread."""
+        engine = self._engine.engine
+        return engine.stats(), engine.memory.index.keys
+
+    def _load(self, stats: EngineStats, keys: frozenset[bytes]) -> Load:
+        return Load(stats, self._outside(stats), keys)
+
+
+def _following(sent: Status | None, now: Status) -> Status:
+    """`now` for a watcher that was last sent `sent`."""
+    if sent is None:
+        return replace(now, added=now.load.keys, reset=True)
+    before, after = sent.load.keys, now.load.keys
+    return replace(now, added=after - before, removed=before - after)

@@ -1,0 +1,62 @@
+"""Watch tells how busy a worker is and which blocks it holds, without a backlog."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from engine.prefix import PrefixIdentity, block_keys
+from engine.sampling.params import SamplingParams
+from protos.deepinfer.v1 import prefill_pb2
+from services.worker import status as worker_status
+from tests.support.stack import Stack, worker_stack
+
+TOKENS = [3 + index % 400 for index in range(300)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+
+
+def keys_of(stack: Stack) -> set[bytes]:
+    model = stack.engine("prefill").model
+    layout = model.layout
+    identity = PrefixIdentity(model.revision, layout.fingerprint, "exact", layout.block_tokens)
+    return set(block_keys(b"tenant", TOKENS, identity))
+
+
+async def test_a_watcher_learns_which_blocks_came(model: Path) -> None:
+    async with worker_stack(model, kvstore=False) as stack:
+        watch = stack.prefill.Watch(prefill_pb2.PrefillServiceWatchRequest(), timeout=30)
+        first = (await watch.read()).status
+        assert first.keys_reset and not first.keys_added
+        held: set[bytes] = set()
+        sequence = first.sequence
+        await stack.ask(TOKENS, GREEDY)
+        while held != keys_of(stack):
+            status = (await watch.read()).status
+            assert status.sequence > sequence and not status.keys_reset
+            sequence = status.sequence
+            held = (held - set(status.keys_removed)) | set(status.keys_added)
+        watch.cancel()
+
+
+async def test_a_late_watcher_gets_the_whole_set_at_once(model: Path) -> None:
+    async with worker_stack(model, kvstore=False) as stack:
+        await stack.ask(TOKENS, GREEDY)
+        await stack.running["prefill"].servicer.worker.board.observe()
+        watch = stack.prefill.Watch(prefill_pb2.PrefillServiceWatchRequest(), timeout=30)
+        status = (await watch.read()).status
+        assert status.keys_reset and set(status.keys_added) == keys_of(stack)
+        watch.cancel()
+
+
+async def test_watchers_are_bounded(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_status, "MAX_WATCHERS", 1)
+    async with worker_stack(model, kvstore=False) as stack:
+        first = stack.prefill.Watch(prefill_pb2.PrefillServiceWatchRequest(), timeout=30)
+        await first.read()
+        second = stack.prefill.Watch(prefill_pb2.PrefillServiceWatchRequest(), timeout=30)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await second.read()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        first.cancel()
