@@ -89,8 +89,8 @@ def test_a_wrong_value_is_refused_with_its_key(changes: dict[str, Any], key: str
 
 
 def test_a_config_of_another_family_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="DeepseekV3ForCausalLM"):
-        architecture({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"})
+    with pytest.raises(CheckpointError, match="LlamaForCausalLM"):
+        architecture({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
     assert architecture({"model_type": "deepseek_v4"}) == "DeepseekV4ForCausalLM"
 
 
