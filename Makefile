@@ -21,13 +21,13 @@ chat:  ## talk to the running stack
 	@exec $(BIN)/deepinfer chat $(ARGS)
 
 test: setup  ## the tests of every change (minutes)
-	$(PYTEST) -m "not slow and not chaos and not gpu" $(ARGS)
+	$(PYTEST) -m "not slow and not gpu" $(ARGS)
 
 test-full: setup  ## all tests but those that need a GPU
 	$(PYTEST) -m "not gpu" $(ARGS)
 
-test-chaos: setup  ## kill, freeze and restart processes under load
-	$(PYTEST) -m chaos $(ARGS)
+test-chaos: setup  ## of all tests, those that kill, freeze and corrupt
+	$(PYTEST) -m "chaos and not gpu" $(ARGS)
 
 lint: setup  ## style, types, import matrix, contract, generated code, hygiene
 	$(BIN)/ruff check .

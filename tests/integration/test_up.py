@@ -150,6 +150,7 @@ def test_chat_answers_from_a_pipe_and_finds_the_stack_by_itself(stack):
     assert "thinking: off" in done.stdout
 
 
+@pytest.mark.chaos
 def test_a_stack_serves_survives_a_killed_worker_and_leaves_nothing_behind(up):
     pids = up.record["pids"]
     assert set(pids) == SERVICES
@@ -174,6 +175,7 @@ def test_a_stack_serves_survives_a_killed_worker_and_leaves_nothing_behind(up):
     assert [path for path in up.runtime.rglob("*") if path.name.startswith("stack-")] == []
 
 
+@pytest.mark.chaos
 def test_services_do_not_outlive_a_stack_that_is_killed(up):
     processes = living(up.record["pids"].values())
     assert len(processes) == len(SERVICES)
