@@ -46,7 +46,9 @@ shape: setup  ## size profile of modules and functions, and its caps
 	@$(BIN)/python scripts/shape.py
 
 bench: setup  ## ratios against the reference and against the parts alone
+	$(BIN)/python -m bench.parity
 	$(BIN)/python -m bench.engine
+	$(BIN)/python -m bench.push
 	$(BIN)/python -m bench.stack
 	$(BIN)/python -m bench.footprint
 

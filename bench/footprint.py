@@ -1,8 +1,6 @@
 """What a whole local stack costs: time until it serves, memory, CPU while idle. Knows `deepinfer up` from outside.
 
-    python -m bench.footprint [--idle-s 30]
-
-The first of two starts fills caches (compiled kernels, files); the second is the one that counts.
+`python -m bench.footprint [--json PATH] [--idle-s 30]`. The first of two starts fills caches (compiled kernels, files); the second is the one that counts.
 """
 
 import argparse
@@ -17,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-WANTED = {"second start": "<= 20 s", "memory": "< 4 GB", "idle": "< 5 % of one core"}
+from bench.table import Row, report
 
 
 @contextmanager
@@ -62,27 +60,29 @@ def name_of(process: psutil.Process) -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.footprint", description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the table as JSON, too")
     parser.add_argument("--idle-s", type=float, default=30.0, help="seconds to watch the idle stack")
-    idle_s = parser.parse_args().idle_s
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         with stack(folder) as (first_s, _):
             pass
         with stack(folder) as (second_s, processes):
             time.sleep(5.0)  # registrations and first statuses are not idling
-            by_process = idle_percent(processes, idle_s)
-            memory = {name_of(p): p.memory_info().rss for p in processes}
-    print(f"first start   {first_s:6.1f} s")
-    print(f"second start  {second_s:6.1f} s   wanted {WANTED['second start']}")
-    print(f"memory        {sum(memory.values()) / 1e9:6.2f} GB  wanted {WANTED['memory']}")
-    print(f"idle          {sum(by_process.values()):6.2f} %   wanted {WANTED['idle']}, over {idle_s:.0f} s")
-    for name in sorted(memory, key=lambda n: -memory[n]):
-        print(f"  {name:<24} {memory[name] / 1e6:6.0f} MB  {by_process[name]:5.2f} %")
-    met = second_s <= 20 and sum(memory.values()) < 4e9 and sum(by_process.values()) < 5
-    return 0 if met else 1
+            idle = idle_percent(processes, options.idle_s)
+            memory = {name_of(process): process.memory_info().rss / 1e6 for process in processes}
+    rows = [
+        Row("first start, until everything serves", first_s, "s"),
+        Row("second start", second_s, "s", bar=20.0),
+        Row("memory of all processes", sum(memory.values()), "MB", bar=4000.0),
+        *(Row(f"  {name}", memory[name], "MB") for name in sorted(memory, key=lambda name: -memory[name])),
+        Row(f"CPU over {options.idle_s:.0f} idle s, % of one core", sum(idle.values()), "%", bar=5.0),
+        *(Row(f"  {name}", idle[name], "%") for name in sorted(idle, key=lambda name: -idle[name])),
+    ]
+    return report("A local stack", rows, options.json)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
