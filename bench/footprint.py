@@ -1,6 +1,7 @@
 """What a whole local stack costs: time until it serves, memory, CPU while idle. Knows `deepinfer up` from outside.
 
-`python -m bench.footprint [--json PATH] [--idle-s 30]`. The first of two starts fills caches (compiled kernels, files); the second is the one that counts.
+`python -m bench.footprint [--json PATH] [--idle-s 30]`. The first of two starts
+fills caches (compiled kernels, files); the second is the one that counts.
 """
 
 import argparse
