@@ -19,7 +19,7 @@ import pytest
 from models import nano
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
-README_HTTP, README_GRPC = "127.0.0.1:8000", "127.0.0.1:7000"
+README_HTTP, README_GRPC = "127.0.0.1:8000", "127.0.0.1:50051"
 
 pytestmark = pytest.mark.timeout(300)
 
