@@ -181,3 +181,52 @@ class ExpertBank:
     experts: int
     inner: int
     limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class MlaSpec:
+    """Multi-head latent attention: one cached row `[latent | rotated key]` per token, shared by all heads.
+
+    Queries are `[heads * nope | heads * rope]`. `absorb` and `output` are the two halves of the key-value projection,
+    taken over to the query and to the mixed latents; `expand` is that projection itself.
+    """
+
+    heads: int
+    nope: int  # channels of a head that carry no position
+    rope: int  # channels of a head that do
+    value: int
+    rank: int  # of the latent
+    column: int  # where `[latent | key]` begins in the fused input projection
+    norm: torch.Tensor  # [rank] fp32
+    norm_eps: float
+    scale: float  # of the scores
+    absorb: Weights  # [heads, rank, nope]
+    output: Weights  # [heads, value, rank]
+    expand: Weights | None  # [heads * (nope + value), rank]; None where the un-absorbed form is never used
+
+
+@dataclass(frozen=True, slots=True)
+class IndexKeySpec:
+    """The lightning indexer's own key: `width` columns of the fused projection, layer-normed, then rotated."""
+
+    column: int
+    norm: torch.Tensor  # [width] fp32
+    bias: torch.Tensor  # [width] fp32
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRouterSpec:
+    """Expert choice within the best groups; `always` further experts follow, which every row takes with weight 1."""
+
+    gate: Weights  # [experts, hidden]
+    bias: torch.Tensor | None  # [experts] fp32, used for the choice only
+    experts: int
+    topk: int
+    groups: int
+    kept_groups: int
+    group_best: int  # a group's score is the sum of this many of its best experts
+    sigmoid: bool  # else softmax over all experts
+    normalize: bool
+    scaling: float
+    always: int

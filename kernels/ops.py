@@ -12,10 +12,13 @@ from kernels.operands import (
     AttentionSpec,
     CompressorSpec,
     ExpertBank,
+    GroupRouterSpec,
     HyperHead,
     HyperSite,
     IndexerSpec,
+    IndexKeySpec,
     LatentSpec,
+    MlaSpec,
     Pages,
     Ragged,
     Ring,
@@ -50,3 +53,10 @@ class Ops:
     store_rows: Callable[[Tensor, int, Ragged, Ring], None]
     route: Callable[[Tensor, Tensor, RouterSpec], tuple[Tensor, Tensor]]
     experts: Callable[[Tensor, Tensor, Tensor, ExpertBank], Tensor]
+    norm: Callable[[Tensor, Tensor, float], Tensor]
+    store_latent: Callable[[Tensor, MlaSpec, Ragged, Pages, RopeTable], None]
+    store_index_key: Callable[[Tensor, IndexKeySpec, Ragged, Pages, RopeTable], None]
+    attend_latent: Callable[[Tensor, Tensor, MlaSpec, Ragged, Pages, Selection | None, RopeTable], Tensor]
+    read_rows: Callable[[int, Ragged, Pages, int], Tensor]
+    attend_expanded: Callable[[Tensor, Tensor, Tensor, MlaSpec, range, Tensor | None, RopeTable], Tensor]
+    route_groups: Callable[[Tensor, GroupRouterSpec], tuple[Tensor, Tensor]]

@@ -12,9 +12,13 @@ from kernels.cpu.hyper import hyper_head, hyper_post, hyper_pre
 from kernels.cpu.index import index_topk
 from kernels.cpu.latent import latent
 from kernels.cpu.linear import linear, pack
+from kernels.cpu.mla import attend_latent
+from kernels.cpu.mla_rows import norm, store_index_key, store_latent
 from kernels.cpu.route import route
+from kernels.cpu.route_groups import route_groups
 from kernels.cpu.storage import store_rows
 from kernels.ops import Ops
+from kernels.reference.mla import attend_expanded, read_rows
 
 
 def _launch() -> None:
@@ -46,4 +50,11 @@ OPS = Ops(
     store_rows=store_rows,
     route=route,
     experts=experts,
+    norm=norm,
+    store_latent=store_latent,
+    store_index_key=store_index_key,
+    attend_latent=attend_latent,
+    read_rows=read_rows,
+    attend_expanded=attend_expanded,
+    route_groups=route_groups,
 )

@@ -10,7 +10,10 @@ from kernels.reference.hyper import hyper_head, hyper_post, hyper_pre
 from kernels.reference.index import index_topk
 from kernels.reference.latent import latent
 from kernels.reference.linear import linear, pack
+from kernels.reference.mla import attend_expanded, attend_latent, read_rows, store_index_key, store_latent
+from kernels.reference.norm import norm
 from kernels.reference.route import route
+from kernels.reference.route_groups import route_groups
 from kernels.reference.storage import store_rows
 
 
@@ -34,4 +37,11 @@ OPS = Ops(
     store_rows=store_rows,
     route=route,
     experts=experts,
+    norm=norm,
+    store_latent=store_latent,
+    store_index_key=store_index_key,
+    attend_latent=attend_latent,
+    read_rows=read_rows,
+    attend_expanded=attend_expanded,
+    route_groups=route_groups,
 )

@@ -10,6 +10,11 @@ def unit_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
 
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The root-mean-square norm of x [rows, width], times weight [width]."""
+    return unit_rms(x, eps) * weight
+
+
 def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
     """Rotate the trailing interleaved pairs of x [..., width] by angles [..., pairs]; negate `sine` to undo it."""
     pairs = cosine.shape[-1]

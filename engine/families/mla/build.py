@@ -28,9 +28,7 @@ def build(reader: Reader, config: MlaConfig, ops: Ops, dtype: torch.dtype, expan
         logits=builder.packed(reader.floats("lm_head.weight", config.vocab_size, config.hidden)),
         # transformers writes the key num_nextn_predict_layers without the block itself.
         mtp=tuple(
-            builder.mtp(f"layers.{layers + i}")
-            for i in range(config.mtp_layers)
-            if reader.has(f"layers.{layers + i}.")
+            builder.mtp(f"layers.{layers + i}") for i in range(config.mtp_layers) if reader.has(f"layers.{layers + i}.")
         ),
     )
     reader.finish()
@@ -75,7 +73,10 @@ class _Builder:
     def mtp(self, prefix: str) -> MtpBlock:
         """Its embedding and head repeat the model's own and may be left out; then the model's are read again."""
         c, read = self._config, self._reader.floats
-        shared = {f"{prefix}.embed_tokens.weight": "embed_tokens.weight", f"{prefix}.shared_head.head.weight": "lm_head.weight"}
+        shared = {
+            f"{prefix}.embed_tokens.weight": "embed_tokens.weight",
+            f"{prefix}.shared_head.head.weight": "lm_head.weight",
+        }
         embedding, head = (own if self._reader.has(own) else model for own, model in shared.items())
         return MtpBlock(
             embedding=self.embedding(embedding),

@@ -10,6 +10,9 @@ from engine.families.mla.config import MlaConfig
 from kernels.operands import Ragged
 
 
+_LONG = 16  # new rows; fewer stay in the absorbed operator, which takes all sequences of a batch at once
+
+
 @dataclass(frozen=True, slots=True)
 class Forms:
     """`expanded`: sequences that attend un-absorbed; `rest`: the others as a batch, `rows` its rows in the whole."""
@@ -25,6 +28,8 @@ def is_cheaper_expanded(config: MlaConfig, context: int, new: int) -> bool:
     Un-absorbed, every cached row is expanded once and each score costs the head's own width; absorbed, each query is
     taken to the latent and back, and each score costs the latent's width, but for selected rows only.
     """
+    if new < _LONG:
+        return False
     rank, rope, seen = config.latent_rank, config.rope, context + new
     projection = rank * (config.nope + config.value)
     read = min(context + new / 2, config.index.topk if config.index else np.inf)

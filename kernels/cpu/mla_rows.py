@@ -1,0 +1,84 @@
+"""Norms and cached rows of multi-head latent attention on the CPU: one task per token."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import prange
+
+from kernels.cpu.compile import Array, parallel
+from kernels.cpu.numbers import inverse_rms, narrow_into, rotate
+from kernels.operands import IndexKeySpec, MlaSpec, Pages, Ragged, RopeTable
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """As reference.norm.norm."""
+    out = torch.empty(x.shape)
+    _norm(x.numpy(), weight.numpy(), eps, out.numpy())
+    return out
+
+
+def store_latent(projected: torch.Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, rope: RopeTable) -> None:
+    """As reference.mla.store_latent."""
+    _store_latent(
+        projected.numpy(), spec.column, spec.norm.numpy(), spec.norm_eps, ragged.positions, ragged.sequences,
+        ragged.tables, pages.array, pages.offset, pages.entries, rope.cos.numpy(), rope.sin.numpy(),
+    )  # fmt: skip
+
+
+def store_index_key(projected: torch.Tensor, spec: IndexKeySpec, ragged: Ragged, pages: Pages, rope: RopeTable) -> None:
+    """As reference.mla.store_index_key."""
+    _store_index_key(
+        projected.numpy(), spec.column, spec.norm.numpy(), spec.bias.numpy(), spec.norm_eps, ragged.positions,
+        ragged.sequences, ragged.tables, pages.array, pages.offset, pages.entries, rope.cos.numpy(), rope.sin.numpy(),
+    )  # fmt: skip
+
+
+@parallel
+def _norm(x: Array, weight: Array, eps: float, out: Array) -> None:
+    for row in prange(x.shape[0]):
+        unit = inverse_rms(x, row, 0, x.shape[1], eps)
+        for c in range(x.shape[1]):
+            out[row, c] = x[row, c] * unit * weight[c]
+
+
+@parallel
+def _store_latent(
+    projected: Array, column: int, norm: Array, eps: float, positions: Array, sequences: Array, tables: Array,
+    pages: Array, offset: int, per_page: int, cosine: Array, sine: Array,
+) -> None:  # fmt: skip
+    rank = norm.shape[0]
+    width = rank + 2 * cosine.shape[1]
+    for row in prange(projected.shape[0]):
+        at, made = positions[row], np.empty((1, width), np.float32)
+        unit = inverse_rms(projected, row, column, rank, eps)
+        for c in range(rank):
+            made[0, c] = projected[row, column + c] * unit * norm[c]
+        for c in range(rank, width):
+            made[0, c] = projected[row, column + c]
+        rotate(made, 0, rank, cosine[at], sine[at], np.float32(1.0))
+        base = offset + at % per_page * width
+        for c in range(width):
+            narrow_into(pages, tables[sequences[row], at // per_page], base + c, made[0, c])
+
+
+@parallel
+def _store_index_key(
+    projected: Array, column: int, norm: Array, bias: Array, eps: float, positions: Array, sequences: Array,
+    tables: Array, pages: Array, offset: int, per_page: int, cosine: Array, sine: Array,
+) -> None:  # fmt: skip
+    width = norm.shape[0]
+    for row in prange(projected.shape[0]):
+        at, made, total = positions[row], np.empty((1, width), np.float32), np.float32(0.0)
+        for c in range(width):
+            total += projected[row, column + c]
+        mean = total / np.float32(width)
+        for c in range(width):
+            made[0, c] = projected[row, column + c] - mean
+        unit = inverse_rms(made, 0, 0, width, eps)
+        for c in range(width):
+            made[0, c] = made[0, c] * unit * norm[c] + bias[c]
+        rotate(made, 0, width - 2 * cosine.shape[1], cosine[at], sine[at], np.float32(1.0))
+        base = offset + at % per_page * width
+        for c in range(width):
+            narrow_into(pages, tables[sequences[row], at // per_page], base + c, made[0, c])
