@@ -57,7 +57,7 @@ def dressed(problem: Problem, rng: random.Random) -> Problem:
 def evaluation_problems(problem_class: ProblemClass, number: int, seed: int) -> list[Problem]:
     """`number` held-out problems of one class; the same for the same seed.
 
-    JSON is asked for in words alone: `response_format` would ask the server to enforce it, and the model is measured."""
+    JSON is asked for in words alone: `response_format` would let the server enforce what the model must do itself."""
     rng = random.Random(f"evaluation:{problem_class.kind}:{seed}")
     drawn = [dressed(draw(problem_class.generate, rng, evaluation=True), rng) for _ in range(number)]
     return [replace(problem, json_mode=False) for problem in drawn]
