@@ -18,9 +18,10 @@ from models.nano.data.render import Renderer
 KINDS = [each.kind for each in classes(len)]
 
 
-def problems(renderer: Renderer, kind: str, number: int = 40) -> list[Problem]:
+def problems(renderer: Renderer, kind: str, number: int = 40, seed: int = 7) -> list[Problem]:
+    """Held-out problems; few of recall, whose texts are long."""
     chosen = next(each for each in classes(renderer.count) if each.kind == kind)
-    return evaluation_problems(chosen, number, seed=7)
+    return evaluation_problems(chosen, min(number, 4) if kind == recall.KIND else number, seed)
 
 
 def message_of(problem: Problem) -> dict[str, object]:
@@ -34,9 +35,8 @@ def message_of(problem: Problem) -> dict[str, object]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_seed_gives_same_problems_and_another_seed_does_not(renderer: Renderer, kind: str) -> None:
-    chosen = next(each for each in classes(renderer.count) if each.kind == kind)
     assert problems(renderer, kind) == problems(renderer, kind)
-    assert evaluation_problems(chosen, 40, seed=8) != problems(renderer, kind)
+    assert problems(renderer, kind) != problems(renderer, kind, seed=8)
 
 
 @pytest.mark.parametrize("kind", KINDS)

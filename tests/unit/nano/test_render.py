@@ -28,6 +28,7 @@ from models.nano.data.render import ANSWER_WEIGHT, OPTIONS, PROMPT_WEIGHT, Rende
 from models.nano.data.render import target_text as marked_target
 from models.nano.tokenizer import PATH
 
+RECIPE_TOKENIZER = RecipeTokenizer.from_file(str(PATH))
 KINDS = [each.kind for each in classes(len)]
 
 
@@ -41,7 +42,7 @@ def some(renderer: Renderer, kind: str, number: int) -> list[Problem]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompt_ids_are_the_recipes_own(renderer: Renderer, kind: str) -> None:
-    encoding = DeepseekV41Encoding().with_tokenizer(RecipeTokenizer.from_file(str(PATH)))
+    encoding = DeepseekV41Encoding().with_tokenizer(RECIPE_TOKENIZER)
     for problem in some(renderer, kind, 12):
         encoded = encoding.encode(conversation_of(problem))
         assert list(getattr(encoded, "token_ids", encoded)) == renderer.split(problem)[0]
@@ -83,7 +84,7 @@ def parsed(renderer: Renderer, problem: Problem) -> dict[str, object]:
 
     converted = ChatCompletionRequest(problem.request()).convert(OPTIONS)
     generator = ChatCompletionRequest.chunk_generator(converted, "id", "nano")
-    processor = StreamProcessor(generator, converted.parsing_options, RecipeTokenizer.from_file(str(PATH)))
+    processor = StreamProcessor(generator, converted.parsing_options, RECIPE_TOKENIZER)
     chunks = processor.push(InferenceChunk.ready())
     chunks += processor.push(InferenceChunk.tokens(renderer.split(problem)[1][:-1]))
     chunks += processor.push(InferenceChunk.finish(InferenceFinishReason.Stop))
