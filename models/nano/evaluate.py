@@ -81,6 +81,7 @@ def online(asked: list[ProblemClass], arguments: argparse.Namespace, ask: Ask, c
                 wrong += [] if good else [(problem, message)]
                 progress.advance(bar)
             scores.append(Score(each.kind, each.difficulty, arguments.n, right, errors))
+            console.print(f"{each.kind}: {right} of {arguments.n} right ({each.difficulty})", markup=False)
             for problem, message in wrong[: arguments.show_wrong]:
                 console.print(f"{each.kind}: wanted {problem.answer or problem.calls!r}, got {message!r}", markup=False)
     return scores
