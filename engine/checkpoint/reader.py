@@ -11,6 +11,7 @@ import torch
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.formats import FormatError, fp4_packed, fp8_blocks
+from engine.checkpoint.table import RowTable, scaled_table
 
 Progress = Callable[[int, int], None]  # bytes read, bytes in all
 _PLAIN = ("F32", "F16", "BF16")
@@ -83,6 +84,27 @@ class Reader:
         if bool((value < 0).any()) or bool((value >= below).any()):
             raise self._error(name, f"a value is not in 0 .. {below - 1}", "convert the checkpoint again")
         return value.to(torch.int64).clone()
+
+    def table(self, name: str, rows: int, width: int) -> RowTable:
+        """A table that stays on disk, as plain floats or FP8 rows with one E8M0 scale per block (in `*.scale`)."""
+        stored = self._take(name)
+        kind, weight = self._folder.stored(stored), self._folder.tensor(stored)
+        if tuple(weight.shape) != (rows, width):
+            message = f"shape {list(weight.shape)}, but the config asks for {[rows, width]}"
+            raise self._error(name, message, "use the config.json that belongs to these weights")
+        if kind in _PLAIN:
+            return RowTable(weight, None)
+        if kind != "F8_E4M3":
+            raise self._error(name, f"stored as {kind}, FP8 or floats are expected", "convert the checkpoint again")
+        scale_name = name.removesuffix(".weight") + ".scale"
+        try:
+            return scaled_table(weight, self._folder.tensor(self._take(scale_name)))
+        except FormatError as error:
+            raise self._error(scale_name, str(error), "download or convert the checkpoint again") from error
+
+    def leave(self, *prefixes: str) -> None:
+        """Tensors under these prefixes belong to a part that is not loaded here; `finish` passes over them."""
+        self._left = {name for name in self._left if not name.startswith(prefixes)}
 
     def finish(self) -> None:
         """Raises CheckpointError for the first tensor that no part of the model took."""

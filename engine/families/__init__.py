@@ -21,12 +21,14 @@ _FAMILIES = {
     "DeepseekV3ForCausalLM": "engine.families.mla",
     "DeepseekV32ForCausalLM": "engine.families.mla",
     "DeepseekV4ForCausalLM": "engine.families.v4",
+    "DeepseekV41ForCausalLM": "engine.families.v41",
 }
 _MODEL_TYPES = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "deepseek_v32": "DeepseekV32ForCausalLM",
     "deepseek_v4": "DeepseekV4ForCausalLM",
+    "deepseek_v41": "DeepseekV41ForCausalLM",
 }
 
 

@@ -26,7 +26,9 @@ class EngramHash:
         self.table_rows = tuple(int(total) for total in self.primes.sum(1))
         # Small enough that class times multiplier stays below 2**63.
         bound = max(1, np.iinfo(np.int64).max // config.classes // 2)
-        draws = [np.random.default_rng(_SEED_PER_LAYER * layer).integers(0, bound, config.longest) for layer in config.layers]
+        draws = [
+            np.random.default_rng(_SEED_PER_LAYER * layer).integers(0, bound, config.longest) for layer in config.layers
+        ]
         self.multipliers = np.stack(draws) * 2 + 1
 
     def rows(self, recent: np.ndarray) -> np.ndarray:

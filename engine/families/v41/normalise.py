@@ -76,7 +76,7 @@ def _from_tokenizer(path: Path, vocab_size: int) -> np.ndarray:
         raise CheckpointError("Engram needs it and it is missing", file=path, fix="copy it beside the weights")
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except (ValueError, Exception) as error:
+    except Exception as error:  # the library raises nothing narrower
         raise CheckpointError(f"not a tokenizer: {error}", file=path, fix="restore the file") from error
     if (have := tokenizer.get_vocab_size()) != vocab_size:
         raise CheckpointError(f"has {have} ids, vocab_size is {vocab_size}", file=path, fix="use the model's own")
@@ -85,5 +85,3 @@ def _from_tokenizer(path: Path, vocab_size: int) -> np.ndarray:
         return str(tokenizer.decode([token], skip_special_tokens=False))
 
     return classes_of(decode, lambda token: str(tokenizer.id_to_token(token)), vocab_size)
-
-

@@ -18,6 +18,7 @@ class Role:
     chooser: int | None  # this layer itself: it chooses entries anew
     proposes: bool  # publishes the candidate blocks
     restricted: bool  # chooses within the candidate blocks
+    place: int  # of its source among the sources of that ratio: the layer within the cache groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def _role(
         for key, listed in (("kv_source_layer_ids", sources), ("index_source_layer_ids", choosers)):
             if layer in listed:
                 raise refusal(key, f"layer {layer} sees its window only (compress_ratios)")
-        return Role(0, None, None, False, False)
+        return Role(0, None, None, False, False, 0)
     source = max((i for i in sources if i <= layer), default=None)
     chooser = max((i for i in choosers if i <= layer), default=None)
     if source is None or ratios[source] != ratio:
@@ -90,4 +91,5 @@ def _role(
     restricted = proposer is not None and 0 <= proposer < layer and chooser == layer
     if restricted and proposer is not None and proposer < source:
         raise refusal("candidate_source_layer_id", f"its blocks are not those of layer {layer}'s source {source}")
-    return Role(ratio, source, chooser, proposer == layer, restricted)
+    place = [s for s in sources if ratios[s] == ratio].index(source)
+    return Role(ratio, source, chooser, proposer == layer, restricted, place)

@@ -1,4 +1,4 @@
-"""V4.1's weights: upstream tensors gathered into the operands of the operators. Knows names and shapes, runs nothing."""
+"""V4.1's weights: upstream tensors gathered into the operators' operands. Knows names and shapes, runs nothing."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ ELSEWHERE = ("vision.", "aligner.", "image_", "mtp.")  # the vision tower's tens
 class EngramWeights:
     """One layer's n-gram memory. `project` maps the rows of a token to a key per stream and one value."""
 
+    place: int  # among the layers that have one
     table: RowTable
     project: Weights
     gate: EngramSpec
@@ -156,10 +157,11 @@ class _Builder:
 
     def _engram(self, prefix: str, index: int, engram: EngramConfig) -> EngramWeights:
         c, read = self._config, self._reader.floats
-        rows = engram.rows[engram.layers.index(index)]
+        place = engram.layers.index(index)
         outputs = (c.streams + 1) * c.hidden
         return EngramWeights(
-            table=self._reader.table(f"{prefix}.embed.weight", rows, engram.width),
+            place=place,
+            table=self._reader.table(f"{prefix}.embed.weight", engram.rows[place], engram.width),
             project=self.packed(read(f"{prefix}.wkv.weight", outputs, engram.columns * engram.width)),
             gate=EngramSpec(
                 read(f"{prefix}.q_weight", c.streams, c.hidden),

@@ -1,0 +1,39 @@
+"""A large stored table whose rows are dequantized as they are read. Knows rows and scales, not what they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.checkpoint.formats import FormatError, powers_of_two
+
+_CHECKED_AT_ONCE = 1 << 24  # scale bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RowTable:
+    """Views of the mapped file: only the pages of rows that are asked for are ever read."""
+
+    weight: torch.Tensor  # [rows, width] as stored
+    scale: torch.Tensor | None  # uint8 E8M0 [rows, width / block], for FP8 rows
+
+    def rows(self, numbers: torch.Tensor) -> torch.Tensor:
+        """fp32 [*numbers, width] of the rows `numbers` (int64, any shape)."""
+        flat = numbers.reshape(-1)
+        if self.scale is None:
+            return self.weight[flat].to(torch.float32).view(*numbers.shape, -1)
+        stored = self.weight.view(torch.uint8)[flat].view(torch.float8_e4m3fn).to(torch.float32)
+        scales = powers_of_two(self.scale[flat])
+        values = stored.view(len(flat), scales.shape[1], -1) * scales[..., None]
+        return values.view(*numbers.shape, -1)
+
+
+def scaled_table(weight: torch.Tensor, scale: torch.Tensor) -> RowTable:
+    """FP8 rows with E8M0 scales. Raises FormatError unless every row has whole blocks and no scale is NaN."""
+    if scale.dtype != torch.uint8 or scale.dim() != 2 or len(scale) != len(weight) or weight.shape[1] % scale.shape[1]:
+        raise FormatError(f"scales {scale.dtype} {list(scale.shape)} do not fit rows {list(weight.shape)}")
+    for part in scale.split(max(1, _CHECKED_AT_ONCE // scale.shape[1])):
+        if bool((part == 255).any()):
+            raise FormatError("a scale is NaN")
+    return RowTable(weight, scale)

@@ -1,0 +1,188 @@
+"""V4.1's forward over paged caches: any mixture of prefill chunks and decode steps. Knows layers; owns no cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.batch import RaggedBatch
+from engine.cache.pool import CachePool
+from engine.checkpoint.folder import Folder
+from engine.checkpoint.reader import Progress, Reader
+from engine.families.v4.ragged import check, ragged
+from engine.families.v4.rope import GrowingRope
+from engine.families.v41.attention import Attention, Shared
+from engine.families.v41.config import V41Config, parse
+from engine.families.v41.fields import refusal
+from engine.families.v41.hashing import EngramHash
+from engine.families.v41.layout import HISTORY, v41_layout
+from engine.families.v41.memory import EngramMemory
+from engine.families.v41.names import upstream
+from engine.families.v41.normalise import load_classes
+from engine.families.v41.options import Options, parse_options
+from engine.families.v41.replay import Resume, kept_rows, query_rows, resumed, upper_rows
+from engine.families.v41.weights import EngramWeights, Layer, V41Weights, build
+from kernels import Ops
+from kernels.csa2 import csa2_ops
+from kernels.operands import Ragged
+
+Probe = Callable[[str, int, Any], None]  # what was computed, in which layer, its value
+
+
+def load(
+    folder: Folder, dtype: torch.dtype, batch_invariant: bool, ops: Ops, block_tokens: int, progress: Progress | None
+) -> V41:
+    """Build the model from a folder; raises CheckpointError, naming file and tensor, for what cannot be served.
+
+    `batch_invariant` asks for nothing more: the forward is as invariant as its operators.
+    """
+    config, options = parse(folder.config), parse_options(folder.config)
+    memory = _memory(folder, config, ops)
+    weights = build(Reader(folder, upstream, progress), config, ops, dtype)
+    return V41(config, options, weights, memory, dtype, ops, block_tokens)
+
+
+@dataclass(slots=True)
+class _Flow:
+    """What runs through the layers, for the rows in play."""
+
+    x: torch.Tensor  # [rows, streams, hidden]
+    pre: torch.Tensor  # [rows, streams] how the next site collapses the streams
+    rows: Ragged
+    dead: torch.Tensor  # bool [rows] image positions
+    table_rows: torch.Tensor  # int64 [rows, Engram layers, columns]; no layers without Engram
+    shared: Shared
+
+    def keep(self, kept: torch.Tensor, rows: Ragged) -> None:
+        """Go on with the kept rows only; nothing shared is left, as the layer at hand publishes anew."""
+        self.x, self.pre, self.dead, self.rows = self.x[kept], self.pre[kept], self.dead[kept], rows
+        self.table_rows = self.table_rows[kept]
+        self.shared = Shared()
+
+
+class V41:
+    """A loaded DeepSeek-V4.1 (text). Its only state besides the weights are rotary tables, which grow.
+
+    `probe`, where set, is told intermediate values; nothing is computed for it alone while it is None.
+    """
+
+    name = "deepseek_v41"
+
+    def __init__(
+        self, config: V41Config, options: Options, weights: V41Weights, memory: EngramMemory | None,
+        dtype: torch.dtype, ops: Ops, block_tokens: int,
+    ) -> None:  # fmt: skip
+        self.config, self.options, self.weights, self.kernels = config, options, weights, ops.name
+        self.layout = v41_layout(config, options, str(dtype).removeprefix("torch."), block_tokens)
+        self.vocab_size, self.max_context_tokens = config.vocab_size, config.max_context_tokens
+        self.eos_token_ids = config.eos_token_ids
+        self.probe: Probe | None = None
+        self._memory, self._ops, self._csa2 = memory, ops, csa2_ops(ops.name)
+        self._attention = Attention(config, options, ops, self._csa2, dtype)
+        self._main = GrowingRope(config.main_rope, config.rope_dim)
+        self._compressed = GrowingRope(config.compress_rope, config.rope_dim)
+
+    @torch.inference_mode()
+    def forward(self, batch: RaggedBatch, cache: CachePool, resume: Resume | None = None) -> torch.Tensor:
+        """Logits fp32 [len(batch.logit_rows), vocabulary]; writes every new record into `cache`.
+
+        Exact for any chunking, unless `resume` or the decoder replay option ask for bounded replay. Raises ValueError
+        for a batch that does not fit the cache.
+        """
+        check(batch, cache, self.vocab_size, self.max_context_tokens)
+        self._ops.begin()
+        rows = ragged(batch, self.config.schedule.ratios)
+        if resume is not None:
+            rows = resumed(rows, resume, self.config.window)
+        flow = self._enter(rows, cache, resume)
+        kept = self._kept(batch)
+        for index, layer in enumerate(self.weights.layers):
+            self._layer(flow, index, layer, cache, kept if index == self.config.schedule.last_source else None)
+        wanted = np.asarray(batch.logit_rows, np.int64)
+        at = torch.from_numpy(wanted if kept is None else np.searchsorted(kept, wanted))
+        hidden = self._csa2.hyper_collapse(flow.x[at], flow.pre[at], self.weights.norm, self.config.norm_eps)
+        return self._ops.linear(hidden, self.weights.logits)
+
+    def _enter(self, rows: Ragged, cache: CachePool, resume: Resume | None) -> _Flow:
+        """Embed the tokens; before the first layer the first stream alone is the block's input."""
+        dead = rows.tokens == (-1 if self.config.image_token is None else self.config.image_token)
+        embedded = self.weights.embedding[torch.from_numpy(rows.tokens)].to(torch.float32)
+        pre = torch.zeros(rows.rows, self.config.streams)
+        pre[:, 0] = 1.0
+        table_rows = torch.empty(rows.rows, 0, 0, dtype=torch.int64)
+        if self._memory:
+            table_rows = self._memory.rows(rows, dead, cache.ring(HISTORY, 0), resume)
+        self._tell("engram rows", -1, table_rows)
+        x = embedded[:, None].repeat(1, self.config.streams, 1)
+        return _Flow(x, pre, rows, torch.from_numpy(dead), table_rows, Shared())
+
+    def _kept(self, batch: RaggedBatch) -> np.ndarray | None:
+        """The rows that go above the last entry source, None for all of them."""
+        if not self.options.decoder_replay:
+            return None
+        kept = kept_rows(batch, self.config.window)
+        return kept if len(kept) < batch.rows else None
+
+    def _layer(self, flow: _Flow, index: int, layer: Layer, cache: CachePool, kept: np.ndarray | None) -> None:
+        """One layer in place. With `kept`, other rows end once this layer's keys and entries are written."""
+        ops, csa2 = self._ops, self._csa2
+        if layer.engram:
+            self._recall(flow, layer.engram)
+        self._tell("entering", index, flow.x)
+        rope = (self._compressed if layer.role.ratio else self._main).upto(int(flow.rows.positions.max()) + 1)
+        site = layer.attention_site
+        keys = self._attention.keys(
+            csa2.hyper_collapse(flow.x, flow.pre, site.norm, site.norm_eps), layer, flow.rows, cache, rope
+        )
+        keyed = asking = flow.rows
+        if kept is not None:
+            at = torch.from_numpy(kept)
+            keys, asking = keys.of(at), query_rows(flow.rows, kept)
+            flow.keep(at, upper_rows(flow.rows, kept))
+        pre, post, comb = csa2.hyper_mix(flow.x, site)
+        attended = self._attention.attend(keys, layer, index, asking, cache, rope, flow.shared)
+        self._attention.store(keys, index, keyed, cache)
+        flow.x = ops.hyper_post(flow.x, attended, post, comb)
+        site = layer.mlp_site
+        hidden = csa2.hyper_collapse(flow.x, pre, site.norm, site.norm_eps)
+        flow.pre, post, comb = csa2.hyper_mix(flow.x, site)
+        chosen, weights = self._route(hidden, flow, layer)
+        flow.x = ops.hyper_post(flow.x, ops.experts(hidden, chosen, weights, layer.experts), post, comb)
+        self._tell("streams", index, flow.x)
+        self._tell("pre", index, flow.pre)
+        self._tell("shared", index, replace(flow.shared))
+
+    def _recall(self, flow: _Flow, engram: EngramWeights) -> None:
+        """Add the n-gram memory to the streams."""
+        rows = engram.table.rows(flow.table_rows[:, engram.place]).flatten(1)
+        flow.x = self._csa2.engram(flow.x, self._ops.linear(rows, engram.project), ~flow.dead, engram.gate)
+
+    def _route(self, hidden: torch.Tensor, flow: _Flow, layer: Layer) -> tuple[torch.Tensor, torch.Tensor]:
+        """Image positions choose experts with a bias of their own."""
+        tokens = torch.from_numpy(flow.rows.tokens)
+        chosen, weights = self._ops.route(hidden, tokens, layer.router)
+        if not bool(flow.dead.any()):
+            return chosen, weights
+        seen, seen_weights = self._ops.route(hidden, tokens, layer.image_router)
+        dead = flow.dead[:, None]
+        return torch.where(dead, seen, chosen), torch.where(dead, seen_weights, weights)
+
+    def _tell(self, what: str, layer: int, value: Any) -> None:
+        if self.probe is not None:
+            self.probe(what, layer, value)
+
+
+def _memory(folder: Folder, config: V41Config, ops: Ops) -> EngramMemory | None:
+    """The hash of the model's n-grams. Raises CheckpointError if the tables' sizes are not the hash's."""
+    engram = config.engram
+    if engram is None:
+        return None
+    classes = load_classes(folder.path, engram, config.vocab_size)
+    hashing = EngramHash(engram, int(classes[engram.pad_token]))
+    if hashing.table_rows != engram.rows:
+        raise refusal("engram_num_embeddings", f"{list(engram.rows)}, but the hash selects {list(hashing.table_rows)}")
+    return EngramMemory(classes, hashing, engram.longest, ops)
