@@ -62,7 +62,7 @@ class Engine:
         self.model, self.pool, self.config = model, pool, config
         self._family = family
         num_blocks, num_slots = pool.blocks.shape[0], pool.slots.shape[0]
-        self.memory = KVMemory(num_blocks, num_slots, model.layout.block_tokens)
+        self.memory = KVMemory(num_blocks, num_slots, model.layout.block_tokens, bool(model.layout.windows))
         policy = SchedulerPolicy(
             config.max_batch_tokens, config.max_sequences, config.max_waiting, config.anchor_every_blocks
         )

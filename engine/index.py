@@ -12,7 +12,10 @@ from engine.prefix import BlockContent, KeyChain
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The cached start of a prompt. `anchor_slot` holds the window groups at the end of `blocks`; None if no hit."""
+    """The cached start of a prompt. `anchor_slot` holds the window groups at the end of `blocks`.
+
+    It is None without a hit, and for a model that has no window groups.
+    """
 
     blocks: tuple[int, ...]
     anchor_slot: int | None
@@ -31,10 +34,13 @@ class _Entry:
 
 
 class PrefixIndex:
-    """Key -> block, chained by parent; retains blocks and anchor slots in their pools until they are evicted."""
+    """Key -> block, chained by parent; retains blocks and anchor slots in their pools until they are evicted.
 
-    def __init__(self, blocks: BlockPool, slots: BlockPool) -> None:
-        self._blocks, self._slots = blocks, slots
+    Unless `anchored`, every block may end a hit, and no anchor is wanted or kept.
+    """
+
+    def __init__(self, blocks: BlockPool, slots: BlockPool, anchored: bool = True) -> None:
+        self._blocks, self._slots, self._needs_anchor = blocks, slots, anchored
         self._entries: dict[bytes, _Entry] = {}
         self._leaves: list[tuple[int, bytes]] = []  # heap of (last use, key); stale pairs are dropped when popped
         self._anchored: dict[bytes, _Entry] = {}
@@ -58,11 +64,11 @@ class PrefixIndex:
         return tuple(entry.block for entry in self._walk(chain))
 
     def hit(self, chain: KeyChain, prompt_tokens: int, block_tokens: int) -> PrefixHit:
-        """The longest cached prefix that ends at an anchor and leaves at least one token of the prompt to compute."""
+        """The longest cached prefix that is usable at its end and leaves at least one prompt token to compute."""
         entries = self._walk(chain)
         for count in range(min(len(entries), (prompt_tokens - 1) // block_tokens), 0, -1):
             entry = entries[count - 1]
-            if entry.anchor_slot is not None:
+            if entry.anchor_slot is not None or not self._needs_anchor:
                 entry.anchor_used = self._tick()
                 return PrefixHit(tuple(entry.block for entry in entries[:count]), entry.anchor_slot)
         return PrefixHit((), None)
@@ -78,14 +84,14 @@ class PrefixIndex:
         return len(entries) - known
 
     def wants_anchor(self, chain: KeyChain, index: int) -> bool:
-        """Whether block `index` of `chain` is cached and ends without an anchor."""
+        """Whether block `index` of `chain` is cached and ends without an anchor that it needs."""
         entry = self._find(chain, index)
-        return entry is not None and entry.anchor_slot is None
+        return self._needs_anchor and entry is not None and entry.anchor_slot is None
 
     def anchor(self, chain: KeyChain, index: int, slot: int) -> bool:
         """Retain held `slot` as the anchor at the end of block `index`. False if not wanted there."""
         entry = self._find(chain, index)
-        if entry is None or entry.anchor_slot is not None:
+        if not self._needs_anchor or entry is None or entry.anchor_slot is not None:
             return False
         self._slots.retain(slot)
         entry.anchor_slot, entry.anchor_used = slot, self._tick()

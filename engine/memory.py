@@ -11,13 +11,16 @@ from engine.prefix import KeyChain
 
 
 class KVMemory:
-    """Takes evict cold prefixes when free ids run out, so `free + cached` is what a request can get."""
+    """Takes evict cold prefixes when free ids run out, so `free + cached` is what a request can get.
 
-    def __init__(self, num_blocks: int, num_slots: int, block_tokens: int) -> None:
+    `anchored`: the model has window groups, so that a prefix can be used only where an anchor holds them.
+    """
+
+    def __init__(self, num_blocks: int, num_slots: int, block_tokens: int, anchored: bool = True) -> None:
         self.block_tokens = block_tokens
         self.blocks = BlockPool(num_blocks, "kv blocks")
         self.slots = BlockPool(num_slots, "window slots")
-        self.index = PrefixIndex(self.blocks, self.slots)
+        self.index = PrefixIndex(self.blocks, self.slots, anchored)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that `tokens` tokens occupy."""
@@ -39,7 +42,7 @@ class KVMemory:
         return self.blocks.take(blocks), self.slots.take(slots)
 
     def hit(self, chain: KeyChain, prompt_tokens: int) -> PrefixHit:
-        """Longest anchored prefix, shared to the caller: its blocks and its anchor slot are held until `give`n back."""
+        """Longest usable prefix, shared to the caller: its blocks and its anchor slot are held until `give`n back."""
         hit = self.index.hit(chain, prompt_tokens, self.block_tokens)
         self.blocks.share(hit.blocks)
         if hit.anchor_slot is not None:

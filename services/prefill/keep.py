@@ -130,7 +130,7 @@ class Keeper:
             rows = np.array([wanted[index].row for index in chosen], dtype=np.int64)
             places = np.array([offsets[index] for index in chosen], dtype=np.int64)
             sizes = np.full(len(chosen), size, dtype=np.int64)
-            if chosen:
+            if chosen and region is not None:
                 writes.append(plan.write_to(landing, region, rows * size, places, sizes))
         return writes
 

@@ -93,12 +93,16 @@ class Loader:
         """A store with a longer usable prefix than is here, following its hint to another one once."""
         reply = await self._lookup(store, names)
         here = local.hit_tokens // self._layout.block_tokens
-        if reply.other_blocks and reply.anchor_blocks + reply.other_blocks > here:
+        if reply.other_blocks and self._usable(reply) + reply.other_blocks > here:
             other = self._stores.named(reply.other_instance)
             second = await self._lookup(other, names) if other is not None else reply
-            if other is not None and second.anchor_blocks > reply.anchor_blocks:
+            if other is not None and self._usable(second) > self._usable(reply):
                 store, reply = other, second
-        return (store, reply.anchor_blocks) if reply.anchor_blocks > here else None
+        return (store, self._usable(reply)) if self._usable(reply) > here else None
+
+    def _usable(self, reply: pb.LookupResponse) -> int:
+        """Blocks of the store's prefix that can be continued: all of them where no window groups have to follow."""
+        return reply.anchor_blocks if self._layout.windows else reply.blocks_held
 
     async def _lookup(self, store: rpc.KvStoreServiceStub, names: Sequence[pb.BlockName]) -> pb.LookupResponse:
         model = self._engine.engine.model
@@ -111,7 +115,7 @@ class Loader:
     async def _fetch(
         self, store: rpc.KvStoreServiceStub, ask: PrefillAsk, names: Sequence[pb.BlockName], first: int, end: int
     ) -> None:
-        """Blocks [first, end) and the anchor at their end: memory, landing, Get, verification, cache."""
+        """Blocks [first, end), with their anchor if one is needed: memory, landing, Get, verification, cache."""
         engine = self._engine.engine
         load = await self._engine.call(engine.begin_load, ask.tokens, ask.salt, first, end)
         verified = False
@@ -134,7 +138,7 @@ class Loader:
         try:
             reply = await self._get(store, names, load.from_block, landing)
             writer = Writer.FINISHED
-            if not reply.anchor:
+            if reply.blocks < len(names) or reply.anchor != bool(self._layout.windows):
                 raise NotFound("the records left the store meanwhile")
             with self._metrics.transfer(handoff.landing_bytes):
                 extents = wire.unpack_extents(common.ExtentList(extents=reply.extents))
@@ -151,7 +155,7 @@ class Loader:
         request = pb.GetRequest(
             blocks=names,
             first_block=first,
-            anchor=True,
+            anchor=bool(self._layout.windows),
             model_revision=model.revision,
             layout_fingerprint=model.layout.fingerprint,
             landing=wire.pack_landing(landing),

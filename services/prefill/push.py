@@ -28,11 +28,14 @@ _log = logs.get("push")
 
 @dataclass(frozen=True, slots=True)
 class PoolSource:
-    """The engine's cache memory as the link knows it: registered once, read by every push."""
+    """The engine's cache memory as the link knows it: registered once, read by every push.
+
+    `slots` is None for a model without window groups: then there is no such memory.
+    """
 
     pool: CachePool
     blocks: Region
-    slots: Region
+    slots: Region | None
 
     def seal(self, places: Iterable[Place], kv: HeldKV) -> list[Extent]:
         """The extents of `places` with digests of the bytes as they are now."""
@@ -118,7 +121,7 @@ class Pusher:
         places += self._handoff.window_places() if windows else ()
         table = np.asarray(kv.block_table[first:end], dtype=np.int64)
         writes = [self._write(self._source.blocks, table, self._handoff.block_offsets(first, end), layout.block_bytes)]
-        if windows:
+        if windows and self._source.slots is not None:
             slot, offset = np.array([kv.slot]), np.array([self._handoff.window_offset])
             writes.append(self._write(self._source.slots, slot, offset, layout.window_bytes))
         sealed = await asyncio.to_thread(self._source.seal, places, kv)

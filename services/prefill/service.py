@@ -88,7 +88,8 @@ async def build(settings: PrefillSettings) -> AsyncIterator[Service]:
 async def _open_worker(core: Core, settings: PrefillSettings) -> AsyncIterator[PrefillWorker]:
     engine, link, pool = core.engine, core.link, core.engine.engine.pool
     metrics = PrefillMetrics(core.metrics)
-    source = PoolSource(pool, link.register(pool.blocks.numpy()), link.register(pool.slots.numpy()))
+    slots = link.register(pool.slots.numpy()) if pool.layout.windows else None
+    source = PoolSource(pool, link.register(pool.blocks.numpy()), slots)
     async with AsyncExitStack() as stack:
         channels = await stack.enter_async_context(Channels())
         discovery = open_discovery(settings.discovery)

@@ -8,18 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from engine.families.v4.tiny import TINY, TinySpec, write_tiny
+from engine.families.mla import tiny as mla_tiny
+from engine.families.v4 import tiny as v4_tiny
 from tests.support.oracle import Case, Oracle, cases
 from tests.support.stack import Stack, worker_stack
 
-VOCABULARY = int(TINY["vocab_size"])
+VOCABULARY = int(v4_tiny.TINY["vocab_size"])
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tiny(folder, TinySpec())
-    return folder
+@pytest.fixture(scope="module", params=["v4", "v3", "v32"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """V4 has window groups and needs anchors; V3 and V3.2 have neither."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "v4":
+        return v4_tiny.write_tiny(folder)
+    assert mla_tiny.TINY[request.param]["vocab_size"] == VOCABULARY
+    return mla_tiny.write_tiny(folder, mla_tiny.TinySpec(request.param))
 
 
 async def _compare(stack: Stack, oracle: Oracle, batch: Sequence[Case], use_cache: bool) -> int:

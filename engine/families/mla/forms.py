@@ -9,7 +9,6 @@ import numpy as np
 from engine.families.mla.config import MlaConfig
 from kernels.operands import Ragged
 
-
 _LONG = 16  # new rows; fewer stay in the absorbed operator, which takes all sequences of a batch at once
 
 

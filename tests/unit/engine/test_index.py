@@ -41,6 +41,18 @@ def test_no_anchor_no_hit_but_still_a_match() -> None:
     assert memory.match(chain_of(tokens)) == blocks
 
 
+def test_without_window_groups_every_block_ends_a_hit_and_no_anchor_is_kept() -> None:
+    memory = KVMemory(8, 4, 4, anchored=False)
+    tokens = tuple(range(14))
+    blocks = cache(memory, chain_of(tokens), anchor_at=1)
+    assert memory.index.anchors == 0 and not memory.index.wants_anchor(chain_of(tokens), 0)
+    for count, expected in ((14, 3), (12, 2), (9, 2), (8, 1), (4, 0)):
+        hit = memory.hit(chain_of(tokens[:count]), count)
+        assert (hit.blocks, hit.anchor_slot) == (blocks[:expected], None)
+        memory.give(hit.blocks)
+    memory.check_idle()
+
+
 def test_a_key_collision_never_serves_other_tokens() -> None:
     memory = KVMemory(8, 4, 4)
     mine, theirs = chain_of(tuple(range(12))), chain_of(tuple(range(50, 62)))

@@ -85,19 +85,24 @@ def test_the_reference_kernels_equal_transformers_too(length: int, pair: Pair) -
         assert (found - pair.expected(tokens)).abs().max() <= BAR
 
 
-@pytest.mark.parametrize("which", ["pair", "wide"])
-def test_a_mixed_batch_equals_each_sequence_alone(which: str, request: pytest.FixtureRequest) -> None:
+def check_mixed_batch(pair: Pair) -> None:
     """A long chunk, a short extend and a decode step in one forward, in blocks out of order."""
-    chosen: Pair = request.getfixturevalue(which)
-    family, prompts = chosen.family, [random_tokens(count, count) for count in (80, 50, 33)]
-    pool, blocks = poisoned_pool(family), [range(10, 20), range(30, 20, -1), range(0, 10)]
-    for done in ([0, 45, 32],):
-        first = [Piece(p[:n], 0, b, 1) for p, n, b in zip(prompts, done, blocks, strict=True) if n]
-        family.forward(batch_of(first), pool)
-        pieces = [Piece(p[n:], n, b, 1) for p, n, b in zip(prompts, done, blocks, strict=True)]
-        parts = family.forward(batch_of(pieces), pool).split([len(piece.tokens) for piece in pieces])
-        for tokens, start, part in zip(prompts, done, parts, strict=True):
-            assert (part - chosen.expected(tokens)[start:]).abs().max() <= BAR
+    family, prompts, done = pair.family, [random_tokens(count, count) for count in (80, 50, 33)], (0, 45, 32)
+    pool, blocks = poisoned_pool(family), (range(10, 20), range(30, 20, -1), range(10))
+    cached = [Piece(p[:n], 0, b, 1) for p, n, b in zip(prompts, done, blocks, strict=True) if n]
+    family.forward(batch_of(cached), pool)
+    pieces = [Piece(p[n:], n, b, 1) for p, n, b in zip(prompts, done, blocks, strict=True)]
+    parts = family.forward(batch_of(pieces), pool).split([len(piece.tokens) for piece in pieces])
+    for tokens, start, part in zip(prompts, done, parts, strict=True):
+        assert (part - pair.expected(tokens)[start:]).abs().max() <= BAR
+
+
+def test_a_mixed_batch_equals_each_sequence_alone(pair: Pair) -> None:
+    check_mixed_batch(pair)
+
+
+def test_a_batch_that_mixes_both_forms_equals_each_sequence_alone(wide: Pair) -> None:
+    check_mixed_batch(wide)
 
 
 def test_greedy_generations_equal_transformers(pair: Pair) -> None:
