@@ -182,5 +182,10 @@ def from_rpc(error: grpc.aio.AioRpcError) -> ServiceError:
     return _BY_STATUS.get(error.code(), Internal)(error.details() or error.code().name)
 
 
+def is_told(metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
+    """Whether the peer's handler ended a failed call itself: transports and libraries send no detail."""
+    return _detail_bytes(metadata or ()) is not None
+
+
 def _detail_bytes(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
     return next((value for key, value in metadata if key == DETAIL_KEY and isinstance(value, bytes)), None)

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from contextvars import Context
 from typing import Any
 
-from fabric.errors import Internal, ServiceError, Unavailable
+from fabric.errors import DeadlineExceeded, Internal, ServiceError, Unavailable
 from fabric.telemetry import logs
 from protos.deepinfer.v1 import common_pb2, decode_pb2, prefill_pb2
 from services.gateway import sampling
@@ -19,6 +19,8 @@ from services.gateway.tap import Tap
 _log = logs.get("handoff")
 # A release is tried this long; after it decode's own lease frees the ticket.
 _RELEASE_S = 2.0
+# Prefill may take this long to end its writes once it is asked to; after it the landing stays in doubt.
+_STOP_S = 2.0
 _MAX_CLEANUPS = 10_000
 
 
@@ -59,7 +61,8 @@ class Handoff:
         self._stream: PrefillStream | None = None
         self._reserving: asyncio.Task[decode_pb2.ReserveResponse] | None = None
         self._ticket: common_pb2.Ticket | None = None
-        self._writer: decode_pb2.WriterState = decode_pb2.WRITER_STATE_NEVER_STARTED
+        self._attaching: asyncio.Task[None] | None = None
+        self._prefilling: asyncio.Task[prefill_pb2.PrefillDone] | None = None
         self._tap: Tap | None = None
         self._over = False
         self.suspect = "prefill"
@@ -72,10 +75,12 @@ class Handoff:
         self.suspect = "decode"
         self._ticket = (await asyncio.shield(self._reserving)).ticket
         self.suspect = "prefill"
-        # From here on prefill may write whatever becomes of its call.
-        self._writer = decode_pb2.WRITER_STATE_UNKNOWN
-        await stream.send(prefill_pb2.PrefillRequest(attach=prefill_pb2.PrefillAttach(ticket=self._ticket)))
-        await stream.done()
+        # Tasks of their own: a client that leaves must not cut the call in the middle, since from here on only prefill
+        # can tell when it stops to write.
+        attach = prefill_pb2.PrefillRequest(attach=prefill_pb2.PrefillAttach(ticket=self._ticket))
+        self._attaching = asyncio.create_task(stream.send(attach), name="attach")
+        self._prefilling = asyncio.create_task(_receipt_of(stream, self._attaching), name="prefill")
+        await asyncio.shield(self._attaching)
 
     async def receipt(self) -> prefill_pb2.PrefillDone:
         """What prefill wrote, once it is done.
@@ -84,11 +89,9 @@ class Handoff:
             ServiceError: prefill failed, or its receipt is for another ticket.
         """
         self.suspect = "prefill"
-        while self._stream is not None and (message := await self._stream.receive()) is not None:
-            if message.WhichOneof("progress") == "done":
-                self._writer = decode_pb2.WRITER_STATE_FINISHED
-                return self._checked(message.done)
-        raise Unavailable("prefill ended without a receipt", fix="retry")
+        if self._prefilling is None:
+            raise RuntimeError("used before start")
+        return self._checked(await asyncio.shield(self._prefilling))
 
     def generate(self, receipt: common_pb2.Receipt, ledger: Ledger) -> Tap:
         """Starts decode, which verifies everything that the receipt names before its first token."""
@@ -110,16 +113,45 @@ class Handoff:
         self._over = True
 
     def close(self) -> None:
-        """Cancels what runs and releases the ticket in the background; safe to repeat."""
+        """Ends what runs and releases the ticket in the background; safe to repeat."""
         if self._tap is not None:
             self._tap.close()
         if self._over:
             return
         self._over = True
-        if self._stream is not None:
-            self._stream.cancel()
         if self._reserving is not None:
-            self._cleaner.run(self._release(self._reserving, self._writer))
+            self._cleaner.run(self._release(self._reserving, self._writer()))
+        if self._stream is not None and self._prefilling is not None:
+            self._cleaner.run(self._stop(self._stream, self._prefilling))
+        elif self._stream is not None:
+            self._stream.cancel()
+
+    async def _stop(self, stream: PrefillStream, prefilling: asyncio.Task[prefill_pb2.PrefillDone]) -> None:
+        """Asks prefill to end and tells decode once it has. A call that is merely cut says nothing about its writes."""
+        doubted = self._writer() == decode_pb2.WRITER_STATE_UNKNOWN
+        try:
+            async with asyncio.timeout(_STOP_S):
+                if self._attaching is not None and not prefilling.done():
+                    await asyncio.wait((self._attaching,))
+                    await stream.send(prefill_pb2.PrefillRequest(cancel=prefill_pb2.PrefillCancel()))
+                await asyncio.wait((prefilling,))
+        except (ServiceError, TimeoutError) as error:
+            _log.info("prefill was not asked to end", error=type(error).__name__, request_id=self._id)
+        finally:
+            stream.cancel()
+            await asyncio.wait((prefilling,))
+        if doubted and self._reserving is not None and self._writer() == decode_pb2.WRITER_STATE_FINISHED:
+            await self._release(self._reserving, decode_pb2.WRITER_STATE_FINISHED)
+
+    def _writer(self) -> decode_pb2.WriterState:
+        """What is known of prefill's writes. After a deadline the rest of a push may still be under way."""
+        if self._stream is None or self._prefilling is None:
+            return decode_pb2.WRITER_STATE_NEVER_STARTED
+        if not self._prefilling.done():
+            return decode_pb2.WRITER_STATE_UNKNOWN
+        error = self._prefilling.exception()
+        over = error is None or (self._stream.told and not isinstance(error, DeadlineExceeded))
+        return decode_pb2.WRITER_STATE_FINISHED if over else decode_pb2.WRITER_STATE_UNKNOWN
 
     async def _release(
         self, reserving: asyncio.Task[decode_pb2.ReserveResponse], writer: decode_pb2.WriterState
@@ -127,7 +159,7 @@ class Handoff:
         """A reservation still under way is awaited: cancelled, its ticket would be held until the lease ends."""
         try:
             async with asyncio.timeout(_RELEASE_S):
-                ticket_id = (await reserving).ticket.id
+                ticket_id = (await asyncio.shield(reserving)).ticket.id
                 request = decode_pb2.ReleaseRequest(ticket_id=ticket_id, writer=writer)
                 await self._decode.release(request, self._id, _RELEASE_S)
         except (ServiceError, TimeoutError) as error:
@@ -165,3 +197,12 @@ class Handoff:
         if self._ticket is None:
             raise RuntimeError("used before start")
         return self._ticket
+
+
+async def _receipt_of(stream: PrefillStream, attaching: asyncio.Task[None]) -> prefill_pb2.PrefillDone:
+    """The end of a prefill call, its ticket attached first."""
+    await attaching
+    while (message := await stream.receive()) is not None:
+        if message.WhichOneof("progress") == "done":
+            return message.done
+    raise Unavailable("prefill ended without a receipt", fix="retry")

@@ -21,6 +21,11 @@ _STATUS_PAUSES_S = (0.0, 0.0, 0.001, 0.005, 0.02, 0.05)
 class Stream(Protocol[OutT, InT]):
     """One streaming call. `receive` gives None at its end; every failure is a ServiceError."""
 
+    @property
+    def told(self) -> bool:
+        """Whether the peer's own handler ended the call, well or with an error: nothing of it runs there any more."""
+        ...
+
     async def send(self, message: OutT) -> None: ...
 
     async def done(self) -> None:
@@ -37,6 +42,11 @@ class GrpcStream(Generic[OutT, InT]):
 
     def __init__(self, call: Any) -> None:
         self._call = call
+        self._told = False
+
+    @property
+    def told(self) -> bool:
+        return self._told
 
     async def send(self, message: OutT) -> None:
         try:
@@ -57,11 +67,15 @@ class GrpcStream(Generic[OutT, InT]):
         try:
             message = await self._call.read()
         except grpc.aio.AioRpcError as error:
+            self._told = errors.is_told(error.trailing_metadata())
             raise errors.from_rpc(error) from error
         except asyncio.CancelledError as error:
+            if _is_foreign():
+                self._told = errors.is_told(await self._call.trailing_metadata())
             _refuse_foreign_cancel(error)
             raise
-        return None if message is grpc.aio.EOF else message
+        self._told = message is grpc.aio.EOF
+        return None if self._told else message
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -76,6 +90,7 @@ class GrpcStream(Generic[OutT, InT]):
         if code is grpc.StatusCode.OK or details == _PLACEHOLDER:
             return Unavailable("the peer ended the call early", fix="retry")
         trailing = await self._call.trailing_metadata()
+        self._told = errors.is_told(trailing)
         return errors.from_rpc(grpc.aio.AioRpcError(code, await self._call.initial_metadata(), trailing, details))
 
 
@@ -111,6 +126,10 @@ def metadata(request_id: str) -> tuple[tuple[str, str], ...]:
 
 def _refuse_foreign_cancel(error: asyncio.CancelledError) -> None:
     """The library reports a peer's CANCELLED as our own cancellation; nobody here asked for one."""
-    task = asyncio.current_task()
-    if task is not None and not task.cancelling():
+    if _is_foreign():
         raise Unavailable("the peer cancelled the call", fix="retry") from error
+
+
+def _is_foreign() -> bool:
+    task = asyncio.current_task()
+    return task is not None and not task.cancelling()

@@ -77,11 +77,18 @@ class PrefillJob:
 
     async def run(self, position: int) -> None:
         """Queue, load, compute and push at once, receipt. Raises ServiceError."""
+        try:
+            await self._report(Queued(position))
+            await self._tools.loader.load(self._ask)
+            with engine_errors():
+                await self._tools.engine.submit(self._ask.request())
+            await self._submitted()
+        finally:
+            await settled(self._say_that_writing_is_over())
+
+    async def _submitted(self) -> None:
+        """From here on the engine holds something."""
         engine, ask = self._tools.engine, self._ask
-        await self._report(Queued(position))
-        await self._tools.loader.load(ask)
-        with engine_errors():
-            await engine.submit(ask.request())
         sealed: SealedKV | None = None
         try:
             (ticket, extents), first = await together(self._push(), self._compute())
@@ -90,7 +97,7 @@ class PrefillJob:
         except EngineError as error:
             raise translate(error) from error
         finally:
-            await settled(self._end(sealed))
+            self._give_back(sealed)
 
     async def _compute(self) -> FirstToken:
         """Follows the engine to the first token."""
@@ -156,12 +163,15 @@ class PrefillJob:
         engine = self._tools.engine.engine
         return engine.sealed(self._ask.request_id).cached_blocks * engine.model.layout.block_tokens
 
-    async def _end(self, sealed: SealedKV | None) -> None:
-        """The one exit. The pusher's last write has ended by now, so the blocks can go."""
+    async def _say_that_writing_is_over(self) -> None:
+        """However early the end: whoever holds a landing for this request learns of it."""
         if self._pusher is not None:
             await self._pusher.close()
         elif self._ticket.done() and not self._ticket.cancelled() and self._ticket.exception() is None:
             await give_up(self._tools.link, self._ticket.result(), self._tools.push_limits.timeout_s)
+
+    def _give_back(self, sealed: SealedKV | None) -> None:
+        """The one exit from the engine. The pusher's last write has ended by now, so the blocks can go."""
         if sealed is not None and sealed.blocks:
             self._tools.keeper.keep(self._ask.request_id, sealed)
         else:

@@ -17,6 +17,7 @@ from fabric.interceptors import CallScope, InFlight
 from fabric.server import SERVER_OPTIONS
 from fabric.telemetry.metrics import Metrics
 from protos.deepinfer.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from services.prefill.inbound import Inbound
 from tests.support import bytemodel
 
 MODEL = "bytes"
@@ -156,26 +157,31 @@ class FakePrefill(_Worker, prefill_pb2_grpc.PrefillServiceServicer):
         async for status in self.statuses():
             yield prefill_pb2.PrefillServiceWatchResponse(status=status)
 
-    async def Prefill(self, messages: Any, context: Any) -> AsyncIterator[prefill_pb2.PrefillResponse]:
+    async def Prefill(self, messages: Any, context: Any) -> None:
         start = (await anext(messages)).start
+        inbound = Inbound(messages)
         async with self.watched.call(start):
-            yield prefill_pb2.PrefillResponse(queued=prefill_pb2.PrefillQueued())
-            await self.script.phase("prefill")
-            ticket = (await anext(messages)).attach.ticket
-            await self.script.phase("push")
-            first = self.script.answer(start.token_ids)[0]
-            wants = start.sampling.HasField("logprobs")
-            receipt = common_pb2.Receipt(
-                ticket_id=ticket.id,
-                request_id=start.request_id,
-                epoch=ticket.epoch,
-                tokens=len(start.token_ids),
-                first_token=common_pb2.FirstToken(
-                    token_id=first, logprob=common_pb2.TokenLogprob(token_id=first, logprob=-0.5) if wants else None
-                ),
-            )
-            usage = common_pb2.Usage(prompt_tokens=len(start.token_ids), cached_tokens=self.script.cached_tokens)
-            yield prefill_pb2.PrefillResponse(done=prefill_pb2.PrefillDone(receipt=receipt, usage=usage))
+            await inbound.during(self._compute(start, inbound, context))
+
+    async def _compute(self, start: prefill_pb2.PrefillStart, inbound: Inbound, context: Any) -> None:
+        await context.write(prefill_pb2.PrefillResponse(queued=prefill_pb2.PrefillQueued()))
+        await self.script.phase("prefill")
+        ticket = await inbound.ticket
+        await self.script.phase("push")
+        first = self.script.answer(start.token_ids)[0]
+        wants = start.sampling.HasField("logprobs")
+        receipt = common_pb2.Receipt(
+            ticket_id=ticket.id,
+            request_id=start.request_id,
+            epoch=ticket.epoch,
+            tokens=len(start.token_ids),
+            first_token=common_pb2.FirstToken(
+                token_id=first, logprob=common_pb2.TokenLogprob(token_id=first, logprob=-0.5) if wants else None
+            ),
+        )
+        usage = common_pb2.Usage(prompt_tokens=len(start.token_ids), cached_tokens=self.script.cached_tokens)
+        done = prefill_pb2.PrefillDone(receipt=receipt, usage=usage)
+        await context.write(prefill_pb2.PrefillResponse(done=done))
 
 
 class FakeDecode(_Worker, decode_pb2_grpc.DecodeServiceServicer):
@@ -206,7 +212,10 @@ class FakeDecode(_Worker, decode_pb2_grpc.DecodeServiceServicer):
         await self.script.phase("reserve")
         self._issued += 1
         ticket = common_pb2.Ticket(
-            id=f"{self.instance}-{self._issued}", request_id=request.request_id, epoch=self.epoch
+            id=f"{self.instance}-{self._issued}",
+            request_id=request.request_id,
+            epoch=self.epoch,
+            landings=[common_pb2.Landing()],
         )
         self.tickets.add(ticket.id)
         return decode_pb2.ReserveResponse(ticket=ticket)

@@ -13,7 +13,8 @@ from protos.deepinfer.v1 import decode_pb2
 from tests.support import bytemodel
 from tests.support.frontstack import FrontStack, front_stack, until
 
-UNKNOWN = decode_pb2.WRITER_STATE_UNKNOWN
+FINISHED = decode_pb2.WRITER_STATE_FINISHED
+NEVER_STARTED = decode_pb2.WRITER_STATE_NEVER_STARTED
 
 
 async def leave_at(stack: FrontStack, phase: str, streamed: bool) -> None:
@@ -32,9 +33,9 @@ async def leave_at(stack: FrontStack, phase: str, streamed: bool) -> None:
     ("phase", "writer"),
     [
         ("prefill", None),  # whether the ticket was on its way is a matter of microseconds
-        ("push", UNKNOWN),
-        ("generate", decode_pb2.WRITER_STATE_FINISHED),
-        ("token:1", decode_pb2.WRITER_STATE_FINISHED),
+        ("push", FINISHED),
+        ("generate", FINISHED),
+        ("token:1", FINISHED),
     ],
 )
 async def test_a_client_that_leaves_frees_everything(
@@ -43,8 +44,8 @@ async def test_a_client_that_leaves_frees_everything(
     await leave_at(stack, phase, streamed)
     decode = stack.decodes[0].worker
     await stack.until_idle(0.2)
-    await until(lambda: bool(decode.released), 0.2)
-    assert set(decode.released.values()) <= ({writer} if writer else {UNKNOWN, decode_pb2.WRITER_STATE_NEVER_STARTED})
+    known = {writer} if writer else {FINISHED, NEVER_STARTED}
+    await until(lambda: bool(decode.released) and set(decode.released.values()) <= known, 0.2)
 
 
 async def test_leaving_while_decode_reserves_releases_the_late_ticket(stack: FrontStack) -> None:
@@ -53,7 +54,7 @@ async def test_leaving_while_decode_reserves_releases_the_late_ticket(stack: Fro
     await until(lambda: not stack.prefills[0].worker.watched.running, 0.2)
     stack.script.gates["reserve"].set()
     await until(lambda: bool(decode.released), 0.2)
-    assert set(decode.released.values()) == {decode_pb2.WRITER_STATE_NEVER_STARTED}
+    assert set(decode.released.values()) == {NEVER_STARTED}
     assert stack.idle()
 
 

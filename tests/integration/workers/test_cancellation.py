@@ -35,14 +35,15 @@ async def progress_until(stack: Stack, ticket: common.Ticket | None, kind: str, 
     await stream.aclose()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("writer", [FINISHED, UNKNOWN])
 @pytest.mark.parametrize("kind", ["queued", "started", "chunk"])
-async def test_a_client_that_cancels_a_prefill_knows_that_nothing_more_is_written(
-    model: Path, oracle: Oracle, kind: str
+async def test_after_a_cancel_message_nothing_more_is_written_and_both_sides_know_it(
+    model: Path, oracle: Oracle, kind: str, writer: decode_pb2.WriterState
 ) -> None:
     async with worker_stack(model) as stack:
         ticket = await stack.reserve("left", TOKENS, len(TOKENS) + 6)
         await progress_until(stack, ticket, kind)
-        await stack.release(ticket, FINISHED)
+        await stack.release(ticket, writer)  # where the client does not know, prefill itself has told decode
         await next_request_works(stack, oracle)
 
 

@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 
 from engine.sampling.params import SamplingParams
-from fabric.errors import DataLoss, Exhausted, Internal, InvalidArgument, ServiceError, StaleTicket, Unavailable
+from fabric.errors import (
+    Cancelled,
+    DataLoss,
+    DeadlineExceeded,
+    Exhausted,
+    Internal,
+    InvalidArgument,
+    ServiceError,
+    StaleTicket,
+    Unavailable,
+)
 from protos.deepinfer.v1 import common_pb2, decode_pb2, prefill_pb2, recipe_pb2
 from services.gateway.flow import Conductor
 from services.gateway.handoff import Cleaner
@@ -23,13 +33,13 @@ EOS = 2
 
 
 class FakeStream:
-    """A call whose replies are computed from what was sent."""
+    """A call whose replies are computed from what was sent. Unavailable stands for a lost connection."""
 
     def __init__(self, reply: Callable[[Any], list[Any]], replies: list[Any] | None = None) -> None:
         self._reply = reply
         self.sent: list[Any] = []
         self.ready: asyncio.Queue[Any] = asyncio.Queue()
-        self.cancelled = False
+        self.cancelled = self.told = False
         for item in replies or []:
             self.ready.put_nowait(item)
 
@@ -43,11 +53,13 @@ class FakeStream:
     async def receive(self) -> Any:
         item = await self.ready.get()
         if isinstance(item, ServiceError):
+            self.told = not isinstance(item, Unavailable)
             raise item
         return item
 
     def cancel(self) -> None:
         self.cancelled = True
+        self.ready.put_nowait(Unavailable("cut"))
 
 
 class Stage:
@@ -66,6 +78,7 @@ class Stage:
         self.reserve_gate: asyncio.Event | None = None
         self.constraint = ""
         self.endless = False  # decode never ends
+        self.slow = self.deaf = False  # prefill computes for ever; does not hear cancel
 
     def fault(self, name: str) -> ServiceError | None:
         self.log.append(name)
@@ -119,7 +132,9 @@ class Stage:
             kind = str(message.WhichOneof("message"))
             if error := self.fault(f"prefill.{kind}"):
                 return [error]
-            return [self._done(message.attach.ticket)] if kind == "attach" else []
+            if kind == "cancel":
+                return [] if self.deaf else [Cancelled("the caller sent cancel")]
+            return [self._done(message.attach.ticket)] if kind == "attach" and not self.slow else []
 
         self.prefills.append(FakeStream(reply))
         return self.prefills[-1]
@@ -269,17 +284,58 @@ async def test_a_token_that_comes_twice_ends_the_answer(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "writer"),
+    ("step", "error", "writer"),
     [
-        ("prefill.start", decode_pb2.WRITER_STATE_UNKNOWN),
-        ("prefill.attach", decode_pb2.WRITER_STATE_UNKNOWN),
-        ("generate", decode_pb2.WRITER_STATE_FINISHED),
+        ("prefill.start", Internal("bug"), decode_pb2.WRITER_STATE_FINISHED),
+        ("prefill.attach", Internal("bug"), decode_pb2.WRITER_STATE_FINISHED),
+        ("prefill.attach", DeadlineExceeded("the push"), decode_pb2.WRITER_STATE_UNKNOWN),
+        ("generate", Internal("bug"), decode_pb2.WRITER_STATE_FINISHED),
     ],
 )
-async def test_a_release_says_what_is_known_of_the_writer(stage: Stage, step: str, writer: int) -> None:
-    stage.faults[step] = [Internal("bug")]
+async def test_a_release_says_what_is_known_of_the_writer(
+    stage: Stage, step: str, error: ServiceError, writer: int
+) -> None:
+    stage.faults[step] = [error]
     await run(stage)
     assert stage.released == [("t-r", writer)]
+
+
+async def test_a_lost_prefill_leaves_its_landing_in_doubt(stage: Stage) -> None:
+    stage.faults["prefill.attach"] = [Unavailable("killed")] * 2
+    await run(stage)
+    assert [writer for _, writer in stage.released] == [decode_pb2.WRITER_STATE_UNKNOWN] * 2
+
+
+async def left_while_prefill_runs(stage: Stage) -> None:
+    """A client that leaves once prefill has its ticket."""
+    cleaner = Cleaner()
+
+    async def answer() -> None:
+        async with Conductor(stage, cleaner, Random(1)).answer(JOB):
+            pass
+
+    task = asyncio.create_task(answer())
+    await until(lambda: bool(stage.prefills) and len(stage.prefills[0].sent) == 2, 1.0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await cleaner.close()
+
+
+async def test_a_client_that_leaves_lets_prefill_say_when_it_writes_no_more(stage: Stage) -> None:
+    stage.slow = True
+    await left_while_prefill_runs(stage)
+    assert [message.WhichOneof("message") for message in stage.prefills[0].sent] == ["start", "attach", "cancel"]
+    assert stage.released == [("t-r", decode_pb2.WRITER_STATE_UNKNOWN), ("t-r", decode_pb2.WRITER_STATE_FINISHED)]
+
+
+async def test_a_prefill_that_does_not_say_so_in_time_is_cut_and_stays_in_doubt(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.handoff._STOP_S", 0.05)
+    stage.slow = stage.deaf = True
+    await left_while_prefill_runs(stage)
+    assert stage.prefills[0].cancelled and stage.released == [("t-r", decode_pb2.WRITER_STATE_UNKNOWN)]
 
 
 async def test_a_reservation_still_under_way_is_released_when_it_arrives(stage: Stage) -> None:
