@@ -157,6 +157,8 @@ class ChatBody(Strict):
             raise ValueError("top_logprobs needs logprobs: true")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream: true")
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise ValueError("tool_choice asks for a call, but there are no tools")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens differ")
         if (self.min_tokens or 0) > (self.output_limit or MAX_NEW_TOKENS):

@@ -18,6 +18,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (r"expected one of `none`, `auto`, `required`", "tool_choice", "use 'none', 'auto', 'required' or a function"),
     (r"no function named", "tool_choice", "name one of the functions in tools"),
     (r"insufficient tool messages", "messages", "answer every tool call with a tool message"),
+    (r"names must be unique", "tools", "give each function a name of its own"),
+    (r"recursion limit", "body", "nest less deeply"),
     (r"response_format", "response_format", "say in the prompt that JSON is wanted, or use 'text'"),
     (r"temperature", "temperature", "use a number from 0 to 2"),
     (r"top_p", "top_p", "use a number from 0 to 1"),
@@ -30,6 +32,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (r"tools?\b|function", "tools", "send tools as {'type': 'function', 'function': {'name', 'parameters'}}"),
 )
 _INDEXED = re.compile(r"'((?:tools|messages)\[\d+\][\w.\[\]]*)'")
+_ABOUT_ANSWERS = re.compile(r"role 'tool'|tool_call")
 _SCHEMA_OF = re.compile(r"Invalid schema for function '([^']*)'")
 
 
@@ -41,7 +44,7 @@ def explain(said: str, body: bytes) -> InvalidArgument:
     tree = _tree(body)
     if tree is None:
         return InvalidArgument("the body is not a JSON object", field="body", fix="send one JSON object in UTF-8")
-    return _message_fault(tree) or _schema_fault(said, tree) or _known(said)
+    return _message_fault(tree) or _answer_fault(said, tree["messages"]) or _schema_fault(said, tree) or _known(said)
 
 
 def _tree(body: bytes) -> dict[str, Any] | None:
@@ -75,6 +78,29 @@ def _one_message(message: Any) -> tuple[str, str, str] | None:
     may_be_empty = role == "assistant" and message.get("tool_calls")
     if not isinstance(content, str | list) and not (content is None and may_be_empty):
         return ".content", "neither text nor a list of parts", "send a string"
+    return None
+
+
+def _answer_fault(said: str, messages: list[dict[str, Any]]) -> InvalidArgument | None:
+    """Which message breaks the rule that every tool call is answered once, right after it was made."""
+    if not _ABOUT_ANSWERS.search(said):
+        return None
+    waiting: list[Any] = []
+    for index, message in enumerate(messages):
+        if message["role"] == "tool":
+            if message["tool_call_id"] not in waiting:
+                fix = "send it once, right after the assistant message with the call's id"
+                return InvalidArgument("answers no tool call", field=f"messages[{index}].tool_call_id", fix=fix)
+            waiting.remove(message["tool_call_id"])
+        elif waiting:
+            fix = "answer every tool call with a tool message"
+            return InvalidArgument("a tool call before it has no answer", field=f"messages[{index}]", fix=fix)
+        else:
+            calls = message.get("tool_calls") or []
+            waiting = [call.get("id") for call in calls if isinstance(call, dict)]
+            if len(set(waiting)) < len(waiting):
+                fix = "give each call an id of its own"
+                return InvalidArgument("two calls have one id", field=f"messages[{index}].tool_calls", fix=fix)
     return None
 
 

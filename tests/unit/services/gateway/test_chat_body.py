@@ -67,6 +67,8 @@ def fault(raw: bytes) -> InvalidArgument:
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": []}, "tool_choice"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
         ({"response_format": {"type": "json_object"}}, "response_format.type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),

@@ -20,6 +20,23 @@ TOOL = {
 }
 
 
+def answer(call_id: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": "1"}
+
+
+def asking(*call_ids: str) -> dict[str, Any]:
+    function = {"name": "add", "arguments": "{}"}
+    calls = [{"id": call_id, "type": "function", "function": function} for call_id in call_ids]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    tree: dict[str, Any] = {"type": "object"}
+    for _ in range(depth):
+        tree = {"properties": tree}
+    return tree
+
+
 def render(codec: Codec, **fields: Any) -> Rendered:
     body = {"model": "bytes", "messages": [{"role": "user", "content": "hi"}]} | fields
     return codec.render_chat(json.dumps(body).encode())
@@ -87,6 +104,14 @@ def test_default_output_length_fits_the_context(codec: Codec) -> None:
          "tools[1].function.parameters"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"messages": [USER, answer("a")]}, "messages[1].tool_call_id"),
+        ({"messages": [answer("a")]}, "messages[0].tool_call_id"),
+        ({"messages": [USER, asking("a"), answer("b")]}, "messages[2].tool_call_id"),
+        ({"messages": [USER, asking("a"), answer("a"), answer("a")]}, "messages[3].tool_call_id"),
+        ({"messages": [USER, asking("a"), USER]}, "messages[2]"),
+        ({"messages": [USER, asking("a", "a"), answer("a")]}, "messages[1].tool_calls"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": nested(150)}}]}, "body"),
         ({"max_tokens": 5000}, "max_tokens"),
         ({"temperature": 5}, "temperature"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),
