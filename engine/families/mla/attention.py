@@ -97,6 +97,6 @@ def _mask(selection: Selection, first: int, end: int, keys: int) -> torch.Tensor
     entries, counts = selection.entries[first:end], selection.counts[first:end]
     valid = torch.arange(entries.shape[1]) < counts[:, None]
     # Places beyond a row's count hold anything; they all point one past the end, which is cut off.
-    return torch.zeros(end - first, keys + 1, dtype=torch.bool).scatter_(1, entries.long().where(valid, keys), True)[
-        :, :keys
-    ]
+    mask = torch.zeros(end - first, keys + 1, dtype=torch.bool)
+    mask.scatter_(1, entries.long().where(valid, keys), True)
+    return mask[:, :keys]

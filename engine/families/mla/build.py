@@ -21,14 +21,17 @@ def build(reader: Reader, config: MlaConfig, ops: Ops, dtype: torch.dtype, expan
     `expandable`: also keep the key-value projection whole, for the un-absorbed form.
     """
     builder, layers = _Builder(reader, config, ops, dtype, expandable), len(config.dense)
+    embedding, logits = builder.embedding("embed_tokens.weight"), builder.logits("lm_head.weight")
     weights = MlaWeights(
-        embedding=builder.embedding("embed_tokens.weight"),
+        embedding=embedding,
         layers=tuple(builder.layer(f"layers.{i}", dense) for i, dense in enumerate(config.dense)),
         norm=reader.floats("norm.weight", config.hidden),
-        logits=builder.packed(reader.floats("lm_head.weight", config.vocab_size, config.hidden)),
+        logits=logits,
         # transformers writes the key num_nextn_predict_layers without the block itself.
         mtp=tuple(
-            builder.mtp(f"layers.{layers + i}") for i in range(config.mtp_layers) if reader.has(f"layers.{layers + i}.")
+            builder.mtp(f"layers.{i}", embedding, logits)
+            for i in range(layers, layers + config.mtp_layers)
+            if reader.has(f"layers.{i}.")
         ),
     )
     reader.finish()
@@ -48,6 +51,9 @@ class _Builder:
 
     def embedding(self, name: str) -> torch.Tensor:
         return self._reader.floats(name, self._config.vocab_size, self._config.hidden).to(self._dtype)
+
+    def logits(self, name: str) -> Weights:
+        return self.packed(self._reader.floats(name, self._config.vocab_size, self._config.hidden))
 
     def layer(self, prefix: str, dense: bool) -> Layer:
         c, read, attn = self._config, self._reader.floats, f"{prefix}.self_attn"
@@ -70,22 +76,18 @@ class _Builder:
             experts=self._dense(f"{prefix}.mlp") if dense else self._experts(f"{prefix}.mlp"),
         )
 
-    def mtp(self, prefix: str) -> MtpBlock:
-        """Its embedding and head repeat the model's own and may be left out; then the model's are read again."""
+    def mtp(self, prefix: str, embedding: torch.Tensor, logits: Weights) -> MtpBlock:
+        """Its embedding and head repeat the model's, which stand in where the checkpoint leaves them out."""
         c, read = self._config, self._reader.floats
-        shared = {
-            f"{prefix}.embed_tokens.weight": "embed_tokens.weight",
-            f"{prefix}.shared_head.head.weight": "lm_head.weight",
-        }
-        embedding, head = (own if self._reader.has(own) else model for own, model in shared.items())
+        own_embedding, own_head = f"{prefix}.embed_tokens.weight", f"{prefix}.shared_head.head.weight"
         return MtpBlock(
-            embedding=self.embedding(embedding),
+            embedding=self.embedding(own_embedding) if self._reader.has(own_embedding) else embedding,
             embedding_norm=read(f"{prefix}.enorm.weight", c.hidden),
             hidden_norm=read(f"{prefix}.hnorm.weight", c.hidden),
             join=self.packed(read(f"{prefix}.eh_proj.weight", c.hidden, 2 * c.hidden)),
             layer=self.layer(prefix, False),
             norm=read(f"{prefix}.shared_head.norm.weight", c.hidden),
-            logits=self.packed(read(head, c.vocab_size, c.hidden)),
+            logits=self.logits(own_head) if self._reader.has(own_head) else logits,
         )
 
     def _queries(self, attn: str) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:

@@ -98,6 +98,15 @@ def test_the_mtp_block_is_loaded_and_changes_no_logit(tmp_path: Path) -> None:
     assert torch.equal(*found)
 
 
+def test_an_mtp_block_without_its_own_embedding_and_head_takes_the_models(tmp_path: Path) -> None:
+    write_tiny(tmp_path, TinySpec("v3", 4, {"num_nextn_predict_layers": 1}))
+    for name in ("embed_tokens.weight", "shared_head.head.weight"):
+        edit_tensor(tmp_path, f"model.layers.4.{name}", None)
+    weights = open_tiny(tmp_path).weights
+    assert weights.mtp[0].embedding is weights.embedding
+    assert weights.mtp[0].logits is weights.logits
+
+
 def test_a_config_with_an_mtp_layer_that_the_weights_lack_opens_without_it(tmp_path: Path) -> None:
     write_tiny(tmp_path, TinySpec("v3", 4))
     edit_config(tmp_path, num_nextn_predict_layers=1)
