@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,12 +14,16 @@ from engine.families.v4 import tiny as v4_tiny
 from tests.support.oracle import Case, Oracle, cases
 from tests.support.stack import Stack, worker_stack
 
+V41 = Path(__file__).parents[1] / "data" / "v41" / "tiny-q"  # fake-quantization off: one FP4 flip moves a selection
 VOCABULARY = int(v4_tiny.TINY["vocab_size"])
 
 
-@pytest.fixture(scope="module", params=["v4", "v3", "v32"])
+@pytest.fixture(scope="module", params=["v4", "v41", "v3", "v32"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """V4 has window groups and needs anchors; V3 and V3.2 have neither."""
+    """V4 and V4.1 have window groups and need anchors; V3 and V3.2 have neither."""
+    if request.param == "v41":
+        assert json.loads((V41 / "config.json").read_text())["text_config"]["vocab_size"] == VOCABULARY
+        return V41
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "v4":
         return v4_tiny.write_tiny(folder)
