@@ -58,10 +58,7 @@ def _add_models(app: FastAPI, front: Front, pool: Pool) -> None:
     async def model(name: str, request: Request) -> Response:
         """One of them."""
         front.tenants.identify(request.headers.get("authorization", ""))
-        found = [served for served in pool.models() if served.model.name == name]
-        if not found:
-            raise NotFound("no such model is served here", field="model", fix="see /v1/models")
-        return JSONResponse(_model(found[0]))
+        return JSONResponse(_model(pool.served(name)))
 
 
 def _add_operations(app: FastAPI, pool: Pool, registry: CollectorRegistry, version: str) -> None:

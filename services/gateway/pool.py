@@ -36,6 +36,11 @@ class _Entry:
     model: str = ""
     seen_at: float = float("-inf")
 
+    @property
+    def serves(self) -> str:
+        """The model that this worker named, itself or in discovery; "" while it has not."""
+        return self.standing.limits.model.name if self.standing is not None else self.link.member.model
+
 
 class Pool:
     """`run` keeps it true; everything else answers from memory."""
@@ -76,11 +81,8 @@ class Pool:
 
     def limits(self, model: str) -> ModelLimits:
         prefill, decode = self._standings(self._prefill, model), self._standings(self._decode, model)
-        if not prefill and not decode:
-            raise NotFound(f"no model {model!r} is served here", field="model", fix="see /v1/models for those that are")
         if not prefill or not decode:
-            side = "decode" if prefill else "prefill"
-            raise Unavailable(f"no {side} worker serves this model now", fix="retry", retry_after_s=1.0)
+            raise self._missing(model, "decode" if prefill else "prefill")
         info = decode[0].limits.model
         return ModelLimits(
             max_prompt_tokens=max(standing.limits.max_tokens for standing in prefill),
@@ -121,11 +123,12 @@ class Pool:
         """Every model that has both kinds of worker, sorted by name."""
         prefill, decode = self._usable(self._prefill), self._usable(self._decode)
         names = {view.model for view in _views(prefill)} & {view.model for view in _views(decode)}
-        return [self._served(name) for name in sorted(names)]
+        return [self.served(name) for name in sorted(names)]
 
-    def _served(self, name: str) -> gateway_pb2.ServedModel:
-        prefill, decode = self._standings(self._prefill, name), self._standings(self._decode, name)
+    def served(self, name: str) -> gateway_pb2.ServedModel:
+        """One model. Raises NotFound or Unavailable as `limits` does."""
         limits = self.limits(name)
+        prefill, decode = self._standings(self._prefill, name), self._standings(self._decode, name)
         return gateway_pb2.ServedModel(
             model=decode[0].limits.model,
             max_prompt_tokens=min(limits.max_prompt_tokens, limits.max_total_tokens - 1),
@@ -133,6 +136,16 @@ class Pool:
             prefill_workers=len(prefill),
             decode_workers=len(decode),
         )
+
+    def _missing(self, model: str, side: str) -> ServiceError:
+        """Unknown only where every worker has said what it serves: one that is away for a moment stays known."""
+        workers = [*self._prefill.values(), *self._decode.values()]
+        models = {entry.serves for entry in workers}
+        if workers and not models & {model, ""}:
+            return NotFound(
+                f"no model {model!r} is served here", field="model", fix="see /v1/models for those that are"
+            )
+        return Unavailable(f"no {side} worker serves this model now", fix="retry", retry_after_s=1.0)
 
     def _standings(self, side: dict[str, _Entry], model: str) -> list[Standing]:
         return [standing for standing in self._usable(side) if standing.limits.model.name == model]

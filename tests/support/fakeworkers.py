@@ -276,6 +276,26 @@ class Served:
     async def kill(self) -> None:
         await self.server.stop(0)
 
+    @asynccontextmanager
+    async def haunted(self) -> AsyncIterator[list[str]]:
+        """The names of methods that are called at a killed worker's port from now on; none of them is answered."""
+        calls = _Ghost()
+        server = grpc.aio.server(handlers=[calls], options=list(SERVER_OPTIONS))
+        server.add_insecure_port(self.address)
+        await server.start()
+        try:
+            yield calls.names
+        finally:
+            await server.stop(0)
+
+
+class _Ghost(grpc.GenericRpcHandler):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> None:
+        self.names.append(handler_call_details.method.rpartition("/")[2])
+
 
 async def serve(
     stack: AsyncExitStack, discovery: Discovery, service: str, script: Script, instance: str, revision: str = "r1"

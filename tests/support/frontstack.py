@@ -58,6 +58,12 @@ class FrontStack:
     async def until_idle(self, within_s: float) -> None:
         await until(self.idle, within_s)
 
+    async def until_ready(self) -> None:
+        """Waits until the gateway says that a request would be served; it may have lost a worker for a moment."""
+        async with asyncio.timeout(10.0):
+            while not await _is_ready(self.client):  # noqa: ASYNC110  another service decides: nothing to wait on
+                await asyncio.sleep(0.02)
+
 
 async def until(condition: Callable[[], bool], within_s: float) -> None:
     """Waits for something that tells nobody of its change. Raises TimeoutError."""
@@ -93,14 +99,9 @@ async def front_stack(folder: Path, prefills: int = 1, decodes: int = 1, **setti
         ready = await gateway.start()
         client = httpx2.AsyncClient(base_url=f"http://{ready.http}", timeout=30.0)
         stack.push_async_callback(client.aclose)
-        await _until_ready(client)
-        yield FrontStack(ready.http, ready.address, script, served["prefill"], served["decode"], recipe, client)
-
-
-async def _until_ready(client: httpx2.AsyncClient) -> None:
-    async with asyncio.timeout(10.0):
-        while not await _is_ready(client):  # noqa: ASYNC110  another service decides: there is nothing to wait on
-            await asyncio.sleep(0.02)
+        front = FrontStack(ready.http, ready.address, script, served["prefill"], served["decode"], recipe, client)
+        await front.until_ready()
+        yield front
 
 
 async def _is_ready(client: httpx2.AsyncClient) -> bool:

@@ -162,7 +162,7 @@ class ProcessPeer:
         return int((await self._answer())["digest"])
 
     async def freeze(self) -> None:
-        self._process.freeze()
+        await asyncio.to_thread(self._process.freeze)
 
     async def thaw(self) -> None:
         self._process.thaw()

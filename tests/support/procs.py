@@ -82,7 +82,9 @@ class Process:
         self._process.send_signal(signum)
 
     def freeze(self) -> None:
+        """SIGSTOP, then waits until every thread stands: on a busy machine the others run on for a while."""
         self.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         self.signal(signal.SIGCONT)

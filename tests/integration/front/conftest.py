@@ -30,6 +30,7 @@ async def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
 async def stack(shared_stack: FrontStack) -> AsyncIterator[FrontStack]:
     """The shared stack as if it had just started; it must be idle again afterwards."""
     shared_stack.forget()
+    await shared_stack.until_ready()
     yield shared_stack
     shared_stack.script.let_go()
     await shared_stack.until_idle(2.0)

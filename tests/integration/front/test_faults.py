@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -56,12 +55,36 @@ async def test_a_worker_killed_after_the_first_token_ends_the_stream_with_a_clea
 
 async def test_a_dead_worker_gets_no_more_work_within_a_second(two_pairs: FrontStack) -> None:
     stack, victim = two_pairs, two_pairs.decodes[0]
-    await victim.kill()
-    started = time.monotonic()
-    seen = -1
-    while seen != (seen := len(victim.worker.reserves)) or time.monotonic() - started < 1.0:
-        assert (await stack.chat()).status_code == 200
-    assert len(victim.worker.reserves) == 0
+    async with grpc.aio.insecure_channel(stack.grpc) as channel:
+        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+        await victim.kill()
+        async with victim.haunted() as called:
+            async with asyncio.timeout(1.0):
+                while await decode_workers(stub) == 2:
+                    pass
+            called.clear()
+            await stack.until_ready()
+            for _ in range(10):
+                assert (await stack.chat()).status_code == 200
+            assert "Info" in called and "Reserve" not in called
+
+
+async def decode_workers(stub: gateway_pb2_grpc.GatewayServiceStub) -> int:
+    """Decode workers that the gateway would give work to."""
+    return sum(model.decode_workers for model in (await stub.ListModels(gateway_pb2.ListModelsRequest())).models)
+
+
+async def test_a_model_whose_workers_are_gone_is_away_and_not_unknown(own_stack: FrontStack) -> None:
+    stack = own_stack
+    for served in (*stack.prefills, *stack.decodes):
+        await served.kill()
+    async with asyncio.timeout(10.0):
+        while (await stack.client.get("/ready")).status_code == 200:
+            pass
+    for reply in (await stack.chat(), await stack.client.get(f"/v1/models/{fakeworkers.MODEL}")):
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    for reply in (await stack.chat(model="none"), await stack.client.get("/v1/models/none")):
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
 
 
 async def test_a_draining_worker_gets_no_more_work(two_pairs: FrontStack) -> None:
