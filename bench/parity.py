@@ -1,4 +1,4 @@
-"""Parity of the engine's V4 with transformers: logits on tiny random checkpoints, in pieces and after a prefix hit.
+"""Parity of each family with transformers: logits on tiny random checkpoints, in pieces, batches and after a hit.
 
 Every figure is the largest absolute difference of any logit (their spread is about 2.3). Negative controls drop one
 piece of the cached state at a boundary: they must fail, or the check would not see that piece missing.
@@ -18,11 +18,11 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from bench.parity_cases import FAMILIES, write
 from bench.table import Row, report
 from engine.batch import RaggedBatch
 from engine.cache.pool import CachePool
 from engine.families import Family, open_family
-from engine.families.v4.tiny import TinySpec, write_tiny
 from engine.layout import GroupKind
 from kernels import choose
 
@@ -31,6 +31,7 @@ LENGTHS = (1, 5, 15, 16, 17, 33, 70, 90)
 CHUNKS = (3, 7, 16)
 BOUNDARIES = (64, 66, 80, 81)
 TOKENS = 112  # of the prefix runs
+GENERATED = 32
 BLOCK_TOKENS, BLOCKS = 16, 16
 HCA_RATE = 16
 
@@ -64,18 +65,58 @@ def run(family: Family, pool: CachePool, tokens: list[int], chunk: int, start: i
     return torch.cat(logits)
 
 
-def length_rows(reference: torch.nn.Module, folder: Path, kernels: str, seed: int) -> Iterator[Row]:
+def length_rows(label: str, reference: torch.nn.Module, folder: Path, kernels: str, seed: int) -> Iterator[Row]:
     """One row per length: the worst over all chunkings."""
     family, pool = open_tiny(folder, kernels)
     for length in LENGTHS:
         tokens = tokens_of(length, seed + length)
         expected = forward(reference, tokens)
-        for label, chunk in [("one piece", length), ("decode only", 1), *((f"chunks of {c}", c) for c in CHUNKS)]:
+        for how, chunk in [("one piece", length), ("decode only", 1), *((f"chunks of {c}", c) for c in CHUNKS)]:
             worst = difference(run(family, pool, tokens, chunk), expected)
-            yield Row(f"{kernels}: {length} tokens, {label}", worst, "", BAR)
+            yield Row(f"{label}: {length} tokens, {how}", worst, "", BAR)
 
 
-def prefix_rows(reference: torch.nn.Module, folder: Path, kernels: str, seed: int) -> Iterator[Row]:
+def mixed_row(label: str, reference: torch.nn.Module, folder: Path, kernels: str, seed: int) -> Row:
+    """All lengths in one batch, each by chunks of its own, so that prefill pieces and decode steps mix."""
+    family, _ = open_tiny(folder, kernels)
+    per = family.layout.blocks_for(max(LENGTHS))
+    pool = CachePool(family.layout, per * len(LENGTHS), len(LENGTHS), torch.float32)
+    prompts = [tokens_of(length, seed + length) for length in LENGTHS]
+    expected = [forward(reference, tokens) for tokens in prompts]
+    done, worst = [0] * len(LENGTHS), 0.0
+    while live := [i for i, length in enumerate(LENGTHS) if done[i] < length]:
+        ends = {i: min(LENGTHS[i], done[i] + (1, 16, 5)[i % 3]) for i in live}
+        counts = [ends[i] - done[i] for i in live]
+        batch = RaggedBatch(
+            tokens=np.concatenate([np.array(prompts[i][done[i] : ends[i]], np.int64) for i in live]),
+            positions=np.concatenate([np.arange(done[i], ends[i], dtype=np.int64) for i in live]),
+            starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+            context=np.array([done[i] for i in live], np.int32),
+            block_tables=tuple(tuple(range(i * per, (i + 1) * per)) for i in live),
+            slots=np.array(live, np.int64),
+            logit_rows=np.arange(sum(counts), dtype=np.int64),
+        )
+        for i, part in zip(live, family.forward(batch, pool).split(counts), strict=True):
+            worst = max(worst, difference(part, expected[i][done[i] : ends[i]]))
+            done[i] = ends[i]
+    return Row(f"{label}: all lengths in mixed batches", worst, "", BAR)
+
+
+def generation_row(label: str, reference: torch.nn.Module, folder: Path, kernels: str, seed: int) -> Row:
+    """Greedy tokens that differ from transformers' own generation."""
+    family, pool = open_tiny(folder, kernels)
+    tokens = tokens_of(70, seed)
+    settings = {"max_new_tokens": GENERATED, "do_sample": False, "eos_token_id": None, "pad_token_id": 2}
+    expected = reference.generate(torch.tensor([tokens]), **settings)[0].tolist()
+    logits = run(family, pool, tokens, len(tokens))
+    for _ in range(GENERATED):
+        tokens.append(int(logits[-1].argmax()))
+        logits = run(family, pool, tokens, 1, len(tokens) - 1)
+    differing = sum(a != b for a, b in zip(tokens, expected, strict=True))
+    return Row(f"{label}: differing tokens of {GENERATED} generated greedily", differing, "", 0)
+
+
+def prefix_rows(label: str, reference: torch.nn.Module, folder: Path, kernels: str, seed: int) -> Iterator[Row]:
     """Resume at each boundary in a second process from the bytes of the pool's extents; then without each group."""
     tokens = tokens_of(TOKENS, seed)
     expected = forward(reference, tokens)
@@ -88,7 +129,7 @@ def prefix_rows(reference: torch.nn.Module, folder: Path, kernels: str, seed: in
         subprocess.run(command, check=True, timeout=300)
         for dropped, logits in np.load(result).items():
             worst = difference(torch.from_numpy(logits), expected[boundary:])
-            yield prefix_row(f"{kernels}: resume at {boundary}", boundary, dropped, worst)
+            yield prefix_row(f"{label}: resume at {boundary}", boundary, dropped, worst)
 
 
 def prefix_row(name: str, boundary: int, dropped: str, worst: float) -> Row:
@@ -146,21 +187,23 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max())
 
 
-def compare(kernels: str, seeds: int) -> list[Row]:
-    """All rows for one choice of kernels."""
+def compare(family: str, kernels: str, seeds: int) -> list[Row]:
+    """All rows for one family and choice of kernels."""
     rows: list[Row] = []
     for seed in range(seeds):
         with tempfile.TemporaryDirectory() as name:
-            folder = write_tiny(Path(name), TinySpec(seed=seed))
+            folder = write(family, Path(name), seed)
             reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-            rows += length_rows(reference, folder, kernels, seed)
-            rows += prefix_rows(reference, folder, kernels, seed)
+            subject = (f"{family} {kernels}", reference, folder, kernels, seed)
+            rows += [*length_rows(*subject), mixed_row(*subject), generation_row(*subject), *prefix_rows(*subject)]
     return rows
 
 
 def main() -> int:
     """Parse the command line and compare."""
     parser = argparse.ArgumentParser(prog="python -m bench.parity", description=__doc__)
+    parser.add_argument("--family", action="append", choices=sorted(FAMILIES), help="repeatable; default v4")
+    parser.add_argument("--all", action="store_true", help="every family")
     parser.add_argument("--json", type=Path, help="also write the table here")
     parser.add_argument("--kernels", action="append", help="cpu, reference, ... (repeatable; default: what auto takes)")
     parser.add_argument("--seeds", type=int, default=1, help="random checkpoints to compare (default 1)")
@@ -172,8 +215,9 @@ def main() -> int:
         return 0
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    rows = [row for choice in kernels for row in compare(choice, options.seeds)]
-    return report("V4 against transformers: largest logit difference", rows, options.json)
+    families = sorted(FAMILIES) if options.all else options.family or ["v4"]
+    rows = [row for family in families for choice in kernels for row in compare(family, choice, options.seeds)]
+    return report(f"{', '.join(families)} against transformers: largest logit difference", rows, options.json)
 
 
 if __name__ == "__main__":
