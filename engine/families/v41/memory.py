@@ -34,12 +34,10 @@ class EngramMemory:
     def _earlier(self, rows: Ragged, ring: Ring, resume: Resume | None) -> np.ndarray:
         """Classes before each sequence's context, int64 [sequences, longest - 1], nearest first."""
         positions = rows.context[:, None] - 1 - np.arange(self._before)
-        held = ring.storage[torch.from_numpy(rows.slots).long()].numpy()
-        columns = ring.offset + positions % ring.capacity
-        found = np.nan_to_num(np.take_along_axis(held, columns, 1), nan=NOTHING).astype(np.int64)
-        found = np.where(positions < 0, NOTHING, found)
+        held = ring.array[rows.slots[:, None], ring.offset + positions % ring.capacity]
+        found = np.where(positions < 0, NOTHING, held)
         if resume is None:
-            return found
+            return found.astype(np.int64)
         ids = resume.before[:, : self._before]
         told = np.where(ids < 0, NOTHING, self._classes[ids])
-        return np.where((resume.hits > rows.context)[:, None], told, found)
+        return np.where((resume.hits > rows.context)[:, None], told, found).astype(np.int64)

@@ -15,7 +15,9 @@ from engine.checkpoint.errors import CheckpointError
 from engine.families import architecture, open_family
 from engine.families.v41.config import parse
 from engine.families.v41.options import Options, parse_options
+from engine.families.v41.tiny import TinySpec, write_tiny
 from kernels import choose
+from tests.support.tiny import fresh_pool, random_tokens, run_in_chunks
 from tests.unit.families.v41.material import DATA, flash_config
 
 TINY = DATA / "tiny-q"
@@ -150,3 +152,13 @@ def test_blocks_of_another_size_are_refused(copied: Path) -> None:
     config["quantization_config"]["weight_block_size"] = [128, 128]
     (copied / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert refused(copied).item.endswith(".scale")
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_written_tiny_checkpoint_opens_and_is_not_degenerate(quantized: bool, tmp_path: Path) -> None:
+    family = open_family(
+        write_tiny(tmp_path, TinySpec(seed=2, quantized=quantized)), torch.float32, True, choose("cpu")
+    )
+    logits = run_in_chunks(family, fresh_pool(family), random_tokens(60, 4), 60)
+    assert torch.isfinite(logits).all()
+    assert logits.std() > 1
