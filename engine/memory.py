@@ -17,7 +17,7 @@ class KVMemory:
     """
 
     def __init__(self, num_blocks: int, num_slots: int, block_tokens: int, anchored: bool = True) -> None:
-        self.block_tokens = block_tokens
+        self.block_tokens, self.anchored = block_tokens, anchored
         self.blocks = BlockPool(num_blocks, "kv blocks")
         self.slots = BlockPool(num_slots, "window slots")
         self.index = PrefixIndex(self.blocks, self.slots, anchored)

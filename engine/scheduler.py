@@ -217,7 +217,8 @@ class Scheduler:
     def _chunk(self, sequence: Sequence, budget: int) -> Chunk:
         start, total, size = sequence.computed_tokens, sequence.total_tokens, self._memory.block_tokens
         end = min(start + budget, total)
-        if sequence.cache:  # stop where an anchor is wanted: window state exists only at the end of a chunk
+        if sequence.cache and self._memory.anchored:
+            # Stop where an anchor is wanted: window state exists only at the end of a chunk.
             grid = size * self._policy.anchor_every_blocks
             stops = ((start // grid + 1) * grid, (total - 1) // size * size)
             end = min([end, *(stop for stop in stops if start < stop < end)])

@@ -9,7 +9,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.events import Finished, Preempted
+from engine.events import ChunkDone, Finished, Preempted
 from engine.requests import GenerateRequest, PrefillRequest
 from engine.sampling.params import SamplingParams
 from tests.support.driving import GREEDY, handoff, of, run, tokens_of, whole
@@ -63,6 +63,14 @@ def test_a_prompt_that_shares_only_a_first_block_hits_that_block(engines: tuple[
     (finished,) = of(events, Finished)
     assert finished.usage.cached_tokens == 128
     assert engine.stats().anchors == 0
+
+
+def test_a_prompt_is_not_cut_where_an_anchor_would_stand(engines: tuple[Engine, ...]) -> None:
+    engine = engines[2]
+    engine.submit_prefill(PrefillRequest("whole", PROMPT, GREEDY, b"uncut"))
+    events = run(engine)
+    engine.release("whole")
+    assert [event.computed_tokens for event in of(events, ChunkDone)] == [300]
 
 
 def test_six_at_once_with_preemption_equal_each_alone(folder: Path, engines: tuple[Engine, ...]) -> None:
