@@ -74,6 +74,7 @@ class Engine:
         self._committer = Committer(model.eos_token_ids, self._sealer, self._counters)
         self._sequences: dict[str, Sequence] = {}
         self._outbox: list[Event] = []
+        self.batch_tokens = 0  # tokens that the last step computed
         self.blocked = False  # the last step found work and room for none of it: only a release or a cancel helps
 
     @classmethod
@@ -235,6 +236,7 @@ class Engine:
         if plan.chunks:
             self._restore(plan)
             events.extend(self._run(plan))
+        self.batch_tokens = sum(chunk.count for chunk in plan.chunks)
         self.blocked = not events and not plan.chunks
         self._counters.steps += 1
         self._check_idle()

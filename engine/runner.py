@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -35,6 +36,14 @@ class RunnerLimits:
     call_timeout_s: float = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step that went through the model: how long it took, and for how many tokens."""
+
+    seconds: float
+    tokens: int
+
+
 @dataclass(slots=True)
 class _Call:
     function: Callable[[], Any]
@@ -44,8 +53,11 @@ class _Call:
 class EngineRunner:
     """Create it on the event loop that will use it; `close` it there."""
 
-    def __init__(self, engine: Engine, limits: RunnerLimits = RunnerLimits()) -> None:
-        self.engine, self._limits = engine, limits
+    def __init__(
+        self, engine: Engine, limits: RunnerLimits = RunnerLimits(), observe: Callable[[Step], None] | None = None
+    ) -> None:
+        """`observe` is told of every step that computed something; it runs on the engine thread and must be quick."""
+        self.engine, self._limits, self._observe = engine, limits, observe
         self.steps = 0  # moves while work is pending, unless the engine is stuck
         self.busy = False  # whether work is pending: then `steps` must move
         self.fatal: BaseException | None = None
@@ -267,10 +279,16 @@ class EngineRunner:
             self._answer(call)
         self.busy = self.engine.has_work
         if self.busy and not self._closing:
-            events = self.engine.step()
-            self.steps += 1
-            self._send(events)
+            self._send(self._step())
         self.busy = self.engine.has_work
+
+    def _step(self) -> list[Event]:
+        began = time.monotonic()
+        events = self.engine.step()
+        self.steps += 1
+        if self._observe is not None and self.engine.batch_tokens:
+            self._observe(Step(time.monotonic() - began, self.engine.batch_tokens))
+        return events
 
     def _answer(self, call: _Call) -> None:
         if call.future is None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +63,7 @@ class Service:
     members: how to announce this instance, its address left empty; None announces nothing.
     http, http_listen: an ASGI application and its host:port, for services that speak HTTP as well.
     metrics: the registry the service added its own metrics to; None takes a fresh one.
+    on_drain: awaited first when a drain begins, so that the service can tell its watchers.
     """
 
     servicers: Sequence[tuple[Callable[[Any, Any], None], Any]]
@@ -71,6 +72,7 @@ class Service:
     http: Any | None = None
     http_listen: str = "127.0.0.1:0"
     metrics: Metrics | None = None
+    on_drain: Callable[[], Awaitable[None]] | None = None
 
 
 Build = Callable[[SettingsT], AbstractAsyncContextManager[Service]]
@@ -104,6 +106,7 @@ class Chassis(Generic[SettingsT]):
         self._progress = Progress()
         self._health = HealthMonitor(self._progress)
         self._server: Any = None
+        self._on_drain: Callable[[], Awaitable[None]] | None = None
 
     async def start(self) -> Ready:
         """Starts everything and registers; a failure or cancellation on the way leaves nothing behind.
@@ -119,7 +122,9 @@ class Chassis(Generic[SettingsT]):
             raise
 
     async def drain(self) -> None:
-        """NOT_SERVING, leave discovery, let running calls end within `drain_s`, stop listening."""
+        """Say so to watchers, NOT_SERVING, leave discovery, let running calls end within `drain_s`, stop listening."""
+        if self._on_drain is not None:
+            await self._on_drain()
         await self._health.set_ready(False)
         await self._registration.aclose()
         grace_s = self._settings.drain_s
@@ -144,7 +149,7 @@ class Chassis(Generic[SettingsT]):
         metrics = service.metrics or Metrics(settings.service_name())
         if service.members is not None:
             logs.identify(service.members.instance)
-        self._progress = service.progress
+        self._progress, self._on_drain = service.progress, service.on_drain
         self._health = HealthMonitor(service.progress)
         address = await self._start_server(service, metrics)
         http = await self._start_http(service)

@@ -22,7 +22,7 @@ from services.decode.telemetry import DecodeMetrics
 from services.decode.tickets import TicketBook
 from services.worker.core import Core, open_core
 from services.worker.status import EngineBoard
-from services.worker.telemetry import export_engine
+from services.worker.telemetry import export_engine, export_quarantine
 from services.worker.wire import pack_model, pack_status
 
 _MIB = 1 << 20
@@ -94,6 +94,7 @@ async def build(settings: DecodeSettings) -> AsyncIterator[Service]:
             progress=moving,
             members=core.member(),
             metrics=core.metrics,
+            on_drain=board.drain,
         )
 
 
@@ -106,6 +107,7 @@ async def _open_desk(core: Core, settings: DecodeSettings) -> AsyncIterator[Desk
     limit = min(settings.max_total_tokens or context, context)
     desk = Desk(core.engine, core.link, landings, book, lambda: secrets.token_hex(16), metrics, limit)
     metrics.watch_desk(lambda: desk.open, lambda: desk.quarantined)
+    export_quarantine(core.metrics, "decode", landings, core.engine.engine.model.layout)
     async with (
         background(desk.follow(), "notices"),
         background(desk.sweep_every(settings.lease_s / _SWEEPS_PER_LEASE), "leases"),

@@ -27,7 +27,7 @@ from services.prefill.stores import Stores
 from services.prefill.telemetry import PrefillMetrics
 from services.prefill.worker import PrefillWorker
 from services.worker.core import Core, open_core
-from services.worker.telemetry import export_engine
+from services.worker.telemetry import export_engine, export_quarantine
 from services.worker.wire import pack_model, pack_status
 
 _MIB = 1 << 20
@@ -81,6 +81,7 @@ async def build(settings: PrefillSettings) -> AsyncIterator[Service]:
             ),
             members=core.member(),
             metrics=core.metrics,
+            on_drain=worker.board.drain,
         )
 
 
@@ -98,6 +99,7 @@ async def _open_worker(core: Core, settings: PrefillSettings) -> AsyncIterator[P
         if settings.kvstore:
             await stack.enter_async_context(background(stores.follow(), "stores"))
         landings = LandingPool(link, settings.landing_mb * _MIB)
+        export_quarantine(core.metrics, "prefill", landings, pool.layout)
         keeper = Keeper(engine, stores, link, source, settings.store_queue, settings.push_timeout_s, metrics)
         stack.push_async_callback(keeper.close)
         await stack.enter_async_context(background(keeper.run(), "keeper"))

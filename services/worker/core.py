@@ -22,6 +22,7 @@ from fabric.telemetry import logs
 from fabric.telemetry.metrics import Metrics
 from kernels import KernelError, choose
 from services.worker.settings import WorkerSettings
+from services.worker.telemetry import StepMetrics
 
 _log = logs.get("start")
 
@@ -63,11 +64,11 @@ async def open_core(service: str, settings: WorkerSettings) -> AsyncIterator[Cor
     identity = new_identity(service, settings.instance)
     async with AsyncExitStack() as stack:
         engine, kernels = await asyncio.to_thread(_open_engine, settings)
-        runner = EngineRunner(engine)
+        metrics = Metrics(service)
+        runner = EngineRunner(engine, observe=StepMetrics(metrics, service).observe)
         stack.push_async_callback(runner.close)
         link = open_link(settings.transport, identity.instance, identity.epoch)
         stack.push_async_callback(link.close)
-        metrics = Metrics(service)
         metrics.build_info("model", engine.model.name)
         metrics.build_info("revision", engine.model.revision)
         metrics.build_info("transport", settings.transport)

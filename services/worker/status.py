@@ -25,6 +25,7 @@ class Load:
     engine: EngineStats
     outside: int
     keys: frozenset[bytes]  # of the blocks in its prefix cache
+    draining: bool = False  # it finishes what it has and wants no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class EngineBoard:
 
     def __init__(self, engine: EngineRunner, outside: Callable[[EngineStats], int], period_s: float) -> None:
         self._engine, self._outside, self._period_s = engine, outside, period_s
+        self._draining = False
         self.now = Status(1, self._load(*self._read()))
         self._changed = asyncio.Condition()
         self._watchers = 0
@@ -66,7 +68,14 @@ class EngineBoard:
 
     async def observe(self) -> None:
         """Takes one look and publishes a change."""
-        load = self._load(*await self._engine.call(self._read))
+        await self._publish(self._load(*await self._engine.call(self._read)))
+
+    async def drain(self) -> None:
+        """Tells every watcher that this worker wants no more work, without waiting for the engine's next step."""
+        self._draining = True
+        await self._publish(replace(self.now.load, draining=True))
+
+    async def _publish(self, load: Load) -> None:
         if load != self.now.load:
             async with self._changed:
                 self.now = Status(self.now.sequence + 1, load)
@@ -107,7 +116,7 @@ class EngineBoard:
         return engine.stats(), engine.memory.index.keys
 
     def _load(self, stats: EngineStats, keys: frozenset[bytes]) -> Load:
-        return Load(stats, self._outside(stats), keys)
+        return Load(stats, self._outside(stats), keys, self._draining)
 
 
 def _following(sent: Status | None, now: Status) -> Status:

@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from engine.layout import Layout
+from engine.runner import Step
 from engine.stats import EngineStats
 from fabric.errors import DataLoss, ServiceError
+from fabric.kvlink.landing import LandingPool
 from fabric.telemetry.metrics import Metrics
 
 
@@ -33,6 +36,35 @@ class TransferMetrics:
             raise
         self._bytes.inc(size_bytes)
         self._seconds.observe(time.monotonic() - started)
+
+
+_BATCH_TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
+
+
+class StepMetrics:
+    """What each engine step took and computed; told from the engine's thread."""
+
+    def __init__(self, metrics: Metrics, role: str) -> None:
+        self._seconds = metrics.histogram(f"{role}_step_seconds", "Time of one engine step")
+        text = "Tokens that one engine step computed"
+        self._tokens = metrics.histogram(f"{role}_batch_tokens", text, buckets=_BATCH_TOKENS)
+
+    def observe(self, step: Step) -> None:
+        self._seconds.observe(step.seconds)
+        self._tokens.observe(step.tokens)
+
+
+def export_quarantine(metrics: Metrics, role: str, landings: LandingPool, layout: Layout) -> None:
+    """Exports `deepinfer_<role>_kv_blocks_quarantined`: landings, not the engine's blocks, are what a writer in doubt
+    can still reach, so the figure is their memory in units of KV blocks.
+    """
+
+    def blocks() -> float:
+        stats = landings.stats()
+        return stats.quarantined * stats.slab_bytes / layout.block_bytes
+
+    text = "KV blocks' worth of landing memory whose writer may still write"
+    metrics.gauge(f"{role}_kv_blocks_quarantined", text).set_function(blocks)
 
 
 _GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (

@@ -147,6 +147,7 @@ def pack_status(status: Status, instance: str, epoch: int) -> pb.WorkerStatus:
         blocks_total=engine.blocks_total,
         blocks_free=engine.blocks_free + engine.blocks_cached,
         steps=engine.steps,
+        draining=status.load.draining,
         keys_added=status.added,
         keys_removed=status.removed,
         keys_reset=status.reset,

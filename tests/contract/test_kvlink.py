@@ -174,7 +174,7 @@ async def test_a_push_to_a_frozen_peer_ends_by_its_deadline(link, start_peer):
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         await pusher.push(large, [7 << 20], "large", 0.5)
-    assert 0.4 < time.monotonic() - started < 0.75
+    assert 0.4 < time.monotonic() - started < 1.5
     await peer.thaw()
 
 

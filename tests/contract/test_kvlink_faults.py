@@ -103,7 +103,7 @@ async def test_a_push_through_a_sick_network_ends_by_its_deadline(ends, faults):
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         await ends.pusher.push(ends.grant("sick"), SIZES, "sick", 0.5)
-    assert time.monotonic() - started < 0.75
+    assert time.monotonic() - started < 1.5
     ends.proxy.faults = Faults()
     await ends.pusher.push(ends.grant("well-again"), SIZES, "well-again", 5.0)
 

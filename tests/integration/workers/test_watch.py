@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import grpc
@@ -9,7 +10,7 @@ import pytest
 
 from engine.prefix import PrefixIdentity, block_keys
 from engine.sampling.params import SamplingParams
-from protos.deepinfer.v1 import prefill_pb2
+from protos.deepinfer.v1 import decode_pb2, prefill_pb2
 from services.worker import status as worker_status
 from tests.support.stack import Stack, worker_stack
 
@@ -48,6 +49,20 @@ async def test_a_late_watcher_gets_the_whole_set_at_once(model: Path) -> None:
         status = (await watch.read()).status
         assert status.keys_reset and set(status.keys_added) == keys_of(stack)
         watch.cancel()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_worker_that_drains_says_so_to_its_watchers(model: Path, role: str) -> None:
+    requests = {"prefill": prefill_pb2.PrefillServiceWatchRequest, "decode": decode_pb2.DecodeServiceWatchRequest}
+    async with worker_stack(model, kvstore=False) as stack:
+        watch = getattr(stack, role).Watch(requests[role](), timeout=30)
+        assert not (await watch.read()).status.draining
+        draining = asyncio.create_task(stack.running[role].chassis.drain())
+        while not (await watch.read()).status.draining:
+            pass
+        assert not draining.done()  # heard before the worker is gone
+        watch.cancel()
+        await draining
 
 
 async def test_watchers_are_bounded(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

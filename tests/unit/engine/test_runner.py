@@ -21,7 +21,7 @@ from engine.errors import (
 )
 from engine.events import Failed, Finished, FirstToken, TokensOut
 from engine.requests import DecodeRequest, GenerateRequest, PrefillRequest
-from engine.runner import EngineRunner, RunnerLimits
+from engine.runner import EngineRunner, RunnerLimits, Step
 from engine.sampling.params import SamplingParams
 from engine.stops import FinishReason
 from tests.support.driving import GREEDY, copy_kv, tokens_of, whole
@@ -279,3 +279,18 @@ async def test_a_blocked_queue_starts_moving_when_memory_is_released() -> None:
         runner.release("holder")
         assert len(tokens_of([event async for event in runner.events("r")], "r")) == 12
         assert runner.busy is False or runner.steps > before
+
+
+async def test_every_computed_step_is_told_with_its_tokens() -> None:
+    steps: list[Step] = []
+    runner = EngineRunner(fake_engine(max_batch_tokens=9), observe=steps.append)
+    try:
+        async with runner.running(GenerateRequest("r", PROMPT, GREEDY)) as events:
+            async for _ in events:
+                pass
+        computed = await runner.call(lambda: runner.engine.stats().computed_tokens)
+    finally:
+        await runner.close()
+    assert [step.tokens for step in steps[:4]] == [8, 8, 8, 4]  # chunks end with blocks
+    assert sum(step.tokens for step in steps) == computed
+    assert all(step.seconds > 0 for step in steps)

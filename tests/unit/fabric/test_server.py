@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -55,13 +55,13 @@ def settings(**changes: Any) -> EchoSettings:
 
 
 @asynccontextmanager
-async def started(**changes: Any) -> AsyncIterator[Running]:
+async def started(on_drain: Callable[[], Awaitable[None]] | None = None, **changes: Any) -> AsyncIterator[Running]:
     servicer = EchoServicer()
 
     @asynccontextmanager
     async def build(options: EchoSettings) -> AsyncIterator[Service]:
         async with echo.build(options) as service:
-            yield Service([(echo.add, servicer)], service.progress, service.members)
+            yield Service([(echo.add, servicer)], service.progress, service.members, on_drain=on_drain)
 
     chassis = Chassis(settings(**changes), build)
     async with Channels() as channels:
@@ -195,6 +195,19 @@ async def test_it_registers_where_it_listens_and_leaves_first_when_drained(runni
         await asyncio.wait([watching])
     with pytest.raises(Unavailable):
         await running.unary("hello", timeout_s=2.0)
+
+
+async def test_a_service_hears_of_its_drain_while_callers_still_find_it():
+    found = open_discovery("memory://test-server")
+    heard: list[tuple[int, int]] = []
+
+    async def hear() -> None:
+        async with aclosing(found.members("echo")) as snapshots:
+            heard.append((await running.health(), len(await anext(snapshots))))
+
+    async with started(on_drain=hear) as running:
+        await running.chassis.drain()
+    assert heard == [(health_pb2.HealthCheckResponse.SERVING, 1)]
 
 
 async def test_a_drain_gives_up_after_its_grace():
