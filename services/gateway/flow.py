@@ -53,9 +53,9 @@ class Conductor:
         Raises:
             ServiceError: nothing was sent yet; failures after the first update come from the iterator as Unavailable.
         """
-        recipe = self._workers.recipe(job.model)
-        prompt = await self._prepare(job, recipe)
         async with AsyncExitStack() as stack:
+            recipe = stack.enter_context(self._workers.recipe(job.model))
+            prompt = await self._prepare(job, recipe)
             narrator = Narrator(recipe, _parse_start(job, prompt))
             stack.callback(narrator.close)
             opening = await self._open(job, prompt, narrator, stack)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,13 +92,19 @@ class Pool:
             eos_token_ids=frozenset(info.eos_token_ids),
         )
 
-    def recipe(self, model: str) -> Recipe:
+    @contextmanager
+    def recipe(self, model: str) -> Iterator[Recipe]:
         self.limits(model)
         able = [entry for entry in self._alive_recipes() if entry.model == model]
         if not able:
             raise Unavailable("no recipe service answers", fix="retry; if it stays, start one", retry_after_s=1.0)
         self._turn += 1
-        return GrpcRecipe(able[self._turn % len(able)].link.stub(recipe_pb2_grpc.RecipeServiceStub))
+        link = able[self._turn % len(able)].link
+        link.use()
+        try:
+            yield GrpcRecipe(link.stub(recipe_pb2_grpc.RecipeServiceStub))
+        finally:
+            link.leave()
 
     def choose(self, demand: Demand, excluded: frozenset[str]) -> Chosen:
         prefills = [view for view in _views(self._usable(self._prefill)) if view.key not in excluded]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,8 +36,12 @@ class Workers(Protocol):
         """Raises NotFound for a model that nobody serves, Unavailable where one of its sides is missing."""
         ...
 
-    def recipe(self, model: str) -> Recipe:
-        """Raises NotFound or Unavailable where none answers."""
+    def recipe(self, model: str) -> AbstractContextManager[Recipe]:
+        """One for a whole request: it stays connected while the context is open, though it may be leaving.
+
+        Raises:
+            NotFound, Unavailable: none answers.
+        """
         ...
 
     def choose(self, demand: Demand, excluded: frozenset[str]) -> Chosen:

@@ -96,6 +96,24 @@ async def test_a_draining_worker_gets_no_more_work(two_pairs: FrontStack) -> Non
     assert leaving.worker.watched.requests == []
 
 
+async def test_a_recipe_that_drains_ends_the_streams_that_it_parses(own_stack: FrontStack) -> None:
+    stack = own_stack
+    tokens = [*bytemodel.encode("</think>abcdef"), bytemodel.EOS]
+    stack.script.answer = lambda prompt: tokens
+    stack.script.gates["token:4"] = asyncio.Event()
+    asking = asyncio.create_task(stack.chat(stream=True))
+    await stack.script.wait_for("token:4")
+    draining = asyncio.create_task(stack.recipe.drain())
+    async with asyncio.timeout(5.0):
+        while (await stack.client.get("/ready")).status_code == 200:  # noqa: ASYNC110  the gateway hears of it
+            await asyncio.sleep(0.005)
+    stack.script.gates["token:4"].set()
+    reply = await asking
+    told = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in events(reply.text))
+    assert told == "abcdef" and "[DONE]" in reply.text
+    await draining
+
+
 async def test_equal_workers_share_the_work(two_pairs: FrontStack) -> None:
     await asyncio.gather(*(two_pairs.chat(f"q{i}") for i in range(60)))
     for side in (two_pairs.prefills, two_pairs.decodes):

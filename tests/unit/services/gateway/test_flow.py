@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -93,8 +94,9 @@ class Stage:
     def limits(self, model: str) -> ModelLimits:
         return ModelLimits(100, 120, 50, frozenset({EOS}))
 
-    def recipe(self, model: str) -> Stage:
-        return self
+    @contextmanager
+    def recipe(self, model: str) -> Iterator[Stage]:
+        yield self
 
     def choose(self, demand: Demand, excluded: frozenset[str]) -> Chosen:
         self.excluded.append(excluded)
