@@ -18,7 +18,7 @@ from kernels.csa2 import Csa2Ops
 from kernels.operands import Ragged, RopeTable, Selection
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Shared:
     """What layers of one forward hand upwards: the newest selection and candidate blocks, of the rows in play."""
 
@@ -55,17 +55,17 @@ class Attention:
 
     def attend(
         self, keys: Keys, layer: Layer, index: int, rows: Ragged, cache: CachePool, rope: RopeTable, shared: Shared
-    ) -> torch.Tensor:
-        """The rows' block output [rows, hidden]. The window ring is read only: `store` comes after."""
+    ) -> tuple[torch.Tensor, Shared]:
+        """The rows' block output [rows, hidden], and what layers above share. `store` comes after: the ring is read."""
         ops, role = self._ops, layer.role
         if layer.chooser:
-            self._choose(keys, layer.chooser, role, rows, cache, rope, shared)
+            shared = self._choose(keys, layer.chooser, role, rows, cache, rope, shared)
         pages = cache.pages(entry_group(role.ratio), role.place) if role.ratio else None
         selection = shared.selection if pages else None
         queries = ops.linear(keys.latent, layer.query)
         ring = cache.ring(WINDOW, index)
         mixed = ops.attend(queries, keys.fresh, layer.attention, rows, ring, pages, selection, rope)
-        return ops.linear(ops.linear(mixed, layer.output_down), layer.output_up)
+        return ops.linear(ops.linear(mixed, layer.output_down), layer.output_up), shared
 
     def store(self, keys: Keys, index: int, rows: Ragged, cache: CachePool) -> None:
         """Keep the newest window keys; `rows` are those that the keys were computed for."""
@@ -91,15 +91,15 @@ class Attention:
     def _choose(
         self, keys: Keys, chooser: ChooserWeights, role: Role, rows: Ragged, cache: CachePool, rope: RopeTable,
         shared: Shared,
-    ) -> None:  # fmt: skip
+    ) -> Shared:  # fmt: skip
         width, choice, column = self._config.index_dim, chooser.choice, chooser.weight_column
         turned = self._csa2.rotate_heads(self._ops.linear(keys.latent, chooser.query), width, rows.positions, rope)
         queries = self._rounded(turned.view(len(turned), -1, width), INDEX_FP4).flatten(1)
         weights = keys.projected[:, column : column + choice.heads].contiguous()
         candidates = shared.candidates if role.restricted else None
         pages = cache.pages(index_group(role.ratio), role.place)
-        shared.selection, proposed = self._csa2.choose(queries, weights, choice, rows, pages, candidates)
-        shared.candidates = proposed or shared.candidates
+        selection, proposed = self._csa2.choose(queries, weights, choice, rows, pages, candidates)
+        return Shared(selection, proposed or shared.candidates)
 
     def _rounded(self, values: torch.Tensor, format: BlockFormat) -> torch.Tensor:
         return format.rounded(values) if self._options.fake_quantize else values

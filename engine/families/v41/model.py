@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -122,7 +122,7 @@ class V41:
 
     def _kept(self, batch: RaggedBatch) -> np.ndarray | None:
         """The rows that go above the last entry source, None for all of them."""
-        if not self.options.decoder_replay:
+        if not self.options.decoder_replay or self.config.schedule.last_source is None:
             return None
         kept = kept_rows(batch, self.config.window)
         return kept if len(kept) < batch.rows else None
@@ -144,7 +144,7 @@ class V41:
             keys, asking = keys.of(at), query_rows(flow.rows, kept)
             flow.keep(at, upper_rows(flow.rows, kept))
         pre, post, comb = csa2.hyper_mix(flow.x, site)
-        attended = self._attention.attend(keys, layer, index, asking, cache, rope, flow.shared)
+        attended, flow.shared = self._attention.attend(keys, layer, index, asking, cache, rope, flow.shared)
         self._attention.store(keys, index, keyed, cache)
         flow.x = ops.hyper_post(flow.x, attended, post, comb)
         site = layer.mlp_site
@@ -154,7 +154,7 @@ class V41:
         flow.x = ops.hyper_post(flow.x, ops.experts(hidden, chosen, weights, layer.experts), post, comb)
         self._tell("streams", index, flow.x)
         self._tell("pre", index, flow.pre)
-        self._tell("shared", index, replace(flow.shared))
+        self._tell("shared", index, flow.shared)
 
     def _recall(self, flow: _Flow, engram: EngramWeights) -> None:
         """Add the n-gram memory to the streams."""

