@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from cli import ports
-from cli.task import Endpoints, Task
+from cli.task import Alive, Endpoints, Probe, Task
 from fabric import binaries
 
 # A laptop's worth: the index holds names of blocks, not blocks.
@@ -30,7 +30,7 @@ def etcd(folder: Path, port: int) -> Task:
         # The data are leases of living processes: nothing of it is worth an fsync.
         "--unsafe-no-fsync",
     )
-    return Task("etcd", "etcd", command, reset=_nothing, probe=probe, drain_rank=3)
+    return Task("etcd", "etcd", command, reset=_nothing, probe=probe, drain_rank=3, alive=_still(probe))
 
 
 def redis(folder: Path, port: int, password: str) -> Task:
@@ -48,7 +48,14 @@ def redis(folder: Path, port: int, password: str) -> Task:
         return Endpoints(address=f"{ports.LOOPBACK}:{port}") if b"+PONG" in reply else None
 
     command = (str(binaries.redis_server()), str(config))
-    return Task("redis", "redis", command, reset=_nothing, probe=probe, drain_rank=3)
+    return Task("redis", "redis", command, reset=_nothing, probe=probe, drain_rank=3, alive=_still(probe))
+
+
+def _still(probe: Probe) -> Alive:
+    async def alive(_: Endpoints) -> bool:
+        return await probe() is not None
+
+    return alive
 
 
 async def _exchange(port: int, request: bytes, timeout_s: float = 1.0) -> bytes:

@@ -85,6 +85,7 @@ class _House:
             environment={**cores.environment(1), **(private or {})},
             needs=("etcd", "redis"),
             drain_rank=1,
+            alive=probes.still_healthy,
         )
 
     def _ready(self, name: str) -> Path:

@@ -61,6 +61,11 @@ def read(path: Path) -> Endpoints | None:
     return Endpoints(address=said["address"], http=said.get("http", ""), metrics=said.get("metrics", ""))
 
 
+async def still_healthy(endpoints: Endpoints) -> bool:
+    """Whether a service that was found at `endpoints` calls itself SERVING."""
+    return await healthy(endpoints.address)
+
+
 async def healthy(address: str, timeout_s: float = 1.0) -> bool:
     """Whether the service at `address` calls itself SERVING."""
     async with grpc.aio.insecure_channel(address) as channel:

@@ -11,6 +11,11 @@ from cli.member import Member, State
 from cli.restarts import RestartPolicy
 from cli.task import Endpoints, Task
 
+# A process that misses so many looks in a row is restarted. Together longer than any drain, in which services call
+# themselves unhealthy, and than any stall of a busy machine.
+_LOOK_EVERY_S = 10.0
+_MISSES = 6
+
 
 class Process(Protocol):
     """A started process, as `cli.child.Child` is one."""
@@ -48,6 +53,7 @@ class Supervised:
         self.member = Member(task.name, policy, start_timeout_s)
         self.process: Process | None = None
         self.endpoints = Endpoints()
+        self.looked_at, self.misses = 0.0, 0
 
     def row(self) -> Row:
         member, pid = self.member, self.process.pid if self.process else None
@@ -112,6 +118,8 @@ class Supervisor:
             await self._launch(one)
         if one.member.state is State.STARTING:
             await self._probe(one)
+        elif one.member.state is State.SERVING:
+            await self._look(one)
 
     def _needs_met(self, task: Task) -> bool:
         return all(self._all[name].member.state is State.SERVING for name in task.needs)
@@ -128,8 +136,19 @@ class Supervisor:
         endpoints = await one.task.probe()
         # It may have ended while the probe ran; the next tick sees that.
         if endpoints is not None and one.process is not None and one.process.exit_reason is None:
-            one.endpoints = endpoints
+            one.endpoints, one.looked_at, one.misses = endpoints, self._clock(), 0
             one.member.served(self._clock())
+
+    async def _look(self, one: Supervised) -> None:
+        """A process that is there but serves nobody is as gone as one that ended."""
+        if one.task.alive is None or self._clock() - one.looked_at < _LOOK_EVERY_S:
+            return
+        one.looked_at = self._clock()
+        one.misses = 0 if await one.task.alive(one.endpoints) else one.misses + 1
+        if one.misses >= _MISSES and one.process is not None:
+            one.process.kill()
+            await one.process.wait(timeout_s=5)
+            self._bury(one, "stopped serving")
 
     def _bury(self, one: Supervised, reason: str) -> None:
         if one.process is not None:

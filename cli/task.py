@@ -14,6 +14,7 @@ class Endpoints:
 
 
 Probe = Callable[[], Awaitable[Endpoints | None]]
+Alive = Callable[[Endpoints], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Task:
     reset: called before each start, so that traces of an earlier run do not count.
     probe: answers where the process serves, or None while it does not; must return within a second or so.
     drain_rank: tasks of a lower rank are stopped, and gone, before those of a higher one are told to stop.
+    alive: answers within a second or so whether a process that served there still does; None: only its end counts.
     """
 
     name: str
@@ -35,3 +37,4 @@ class Task:
     environment: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     drain_rank: int = 0
+    alive: Alive | None = None

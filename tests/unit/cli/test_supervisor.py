@@ -38,6 +38,7 @@ class Stack:
         self.log: list[str] = []
         self.answering: set[str] = set()
         self.disobedient: set[str] = set()
+        self.frozen: set[str] = set()
         self.processes: dict[str, FakeProcess] = {}
         tasks = [self._task(name, after, (ranks or {}).get(name, 0)) for name, after in needs.items()]
         self.supervisor = Supervisor(tasks, self._start, lambda: self.now, POLICY, start_timeout_s=60)
@@ -46,7 +47,11 @@ class Stack:
         async def probe() -> Endpoints | None:
             return Endpoints(address=f"{name}:1") if name in self.answering else None
 
-        return Task(name, name, (name,), lambda: self.log.append(f"reset {name}"), probe, needs=needs, drain_rank=rank)
+        async def alive(endpoints: Endpoints) -> bool:
+            return endpoints.address == f"{name}:1" and name not in self.frozen
+
+        reset = lambda: self.log.append(f"reset {name}")  # noqa: E731
+        return Task(name, name, (name,), reset, probe, needs=needs, drain_rank=rank, alive=alive)
 
     async def _start(self, task: Task) -> FakeProcess:
         self.log.append(f"start {task.name}")
@@ -59,6 +64,11 @@ class Stack:
         for _ in range(3):
             await self.supervisor.tick()
         assert self.supervisor.serving
+
+    async def pass_time(self, duration_s: int) -> None:
+        for _ in range(duration_s):
+            self.now += 1
+            await self.supervisor.tick()
 
     def states(self) -> dict[str, State]:
         return {row.task.name: row.state for row in self.supervisor.rows()}
@@ -73,6 +83,26 @@ async def test_a_task_starts_only_when_what_it_needs_serves():
         await stack.supervisor.tick()
     assert stack.supervisor.serving
     assert stack.log == ["reset etcd", "start etcd", "reset decode", "start decode"]
+
+
+async def test_a_process_that_is_there_but_serves_nobody_is_started_again():
+    stack = Stack({"etcd": (), "decode": ()})
+    await stack.serve()
+    stack.frozen = {"decode"}
+    await stack.pass_time(70)
+    assert stack.log.count("kill decode") == 1 and stack.log.count("start decode") == 2
+    assert stack.log.count("start etcd") == 1
+
+
+async def test_a_process_that_serves_again_after_a_while_is_left_alone():
+    stack = Stack({"decode": ()})
+    await stack.serve()
+    for _ in range(3):
+        stack.frozen = {"decode"}
+        await stack.pass_time(49)
+        stack.frozen = set()
+        await stack.pass_time(11)
+    assert stack.log.count("start decode") == 1
 
 
 async def test_a_crashed_process_is_started_again_after_its_backoff_and_the_others_stay():
