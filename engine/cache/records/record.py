@@ -113,8 +113,7 @@ class MixedRecord:
         _expect_bytes(self, packed)
         codes, first, second, _ = packed.split([*self._sizes, self.padding], -1)
         plain, stored = (first, second) if self.scales_last else (second, first)
-        is_power = self.scale is ScaleKind.E8M0
-        scale = torch.ldexp(torch.ones(()), stored.int() - 127) if is_power else _numbers(stored, torch.float32)
+        scale = _powers(stored) if self.scale is ScaleKind.E8M0 else _numbers(stored, torch.float32)
         blocks = _numbers(codes, torch.float8_e4m3fn).unflatten(-1, (-1, self.block))
         return torch.cat([(blocks * scale[..., None]).flatten(-2), _numbers(plain, torch.bfloat16)], -1)
 
@@ -124,6 +123,10 @@ def _e8m0(peak: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     mantissa, exponent = torch.frexp(peak / _E4M3_MOST)
     exponent = exponent - (mantissa == 0.5).int()
     return torch.ldexp(torch.ones_like(peak), exponent), (exponent + 127).to(torch.uint8)
+
+
+def _powers(stored: torch.Tensor) -> torch.Tensor:
+    return torch.ldexp(torch.ones(stored.shape), stored.int() - 127)
 
 
 def _fp32(peak: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
