@@ -16,7 +16,7 @@ PROMPTS = [random_tokens(length, 100 + length, vocabulary=511) for length in LEN
 Alone = list[tuple[torch.Tensor, list[bytes]]]
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16", "quantized"])
+@pytest.fixture(scope="module", params=["fp32", pytest.param("bf16", marks=pytest.mark.slow), "quantized"])
 def family(request: pytest.FixtureRequest) -> V41:
     dtype = torch.bfloat16 if request.param == "bf16" else torch.float32
     return opened(DATA / "tiny-q", options=Options(fake_quantize=request.param == "quantized"), dtype=dtype)
@@ -41,7 +41,7 @@ def test_chunk_size_changes_no_bit(chunk: int, family: V41, alone: Alone) -> Non
         assert cached_bytes(family, pool, len(tokens), 0, 0) == cached
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (5, 4, 3, 2, 1, 0), (2, 0, 4)])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (5, 3, 1, 4, 0, 2)])
 @pytest.mark.parametrize("chunk", [7, 64])
 def test_neighbours_and_places_change_no_bit(chunk: int, order: tuple[int, ...], family: V41, alone: Alone) -> None:
     """Sequences advance together, each by another chunk size, so that prefill pieces and decode steps mix."""
