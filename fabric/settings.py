@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError
@@ -216,13 +216,23 @@ def _parser(cls: type[Settings], leaves: Iterable[_Leaf], prefix: str, prog: str
 
 
 def _add_option(parser: argparse.ArgumentParser, leaf: _Leaf, prefix: str) -> None:
-    default = "required" if leaf.info.is_required() else f"default {leaf.info.get_default(call_default_factory=True)}"
-    text = f"{leaf.info.description or leaf.dotted} ({default}) [env {leaf.env(prefix)}]".replace("%", "%%")
-    if leaf.info.annotation is bool:
+    text = f"{leaf.info.description or leaf.dotted}{_default(leaf.info)} [env {leaf.env(prefix)}]".replace("%", "%%")
+    kind = leaf.info.annotation
+    if kind is bool:
         parser.add_argument(leaf.flag, dest=leaf.dotted, action=argparse.BooleanOptionalAction, default=None, help=text)
         return
-    is_text = leaf.info.annotation is str or "Secret" in str(leaf.info.annotation)
-    parser.add_argument(leaf.flag, dest=leaf.dotted, type=str if is_text else _value, metavar="VALUE", help=text)
+    is_text = kind is str or "Secret" in str(kind)
+    choices = ",".join(map(str, get_args(kind))) if get_origin(kind) is Literal else ""
+    metavar = f"{{{choices}}}" if choices else "VALUE"
+    parser.add_argument(leaf.flag, dest=leaf.dotted, type=str if is_text else _value, metavar=metavar, help=text)
+
+
+def _default(info: FieldInfo) -> str:
+    """The default as `--help` shows it; of an empty one the description says what it means."""
+    if info.is_required():
+        return " (required)"
+    value = str(info.get_default(call_default_factory=True))
+    return f" (default {value})" if value not in ("", "None") else ""
 
 
 def _value(text: str) -> Any:
@@ -240,7 +250,7 @@ def _refuse_unknown_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) 
     for argument in argv:
         name = argument.split("=", 1)[0]
         if name.startswith("--") and name not in known:
-            raise SettingsError(f"unknown option {name}", field=name, fix=_suggest(name, known))
+            raise SettingsError(f"unknown option {name}", field=name, fix=_suggest(name, known, "--"))
 
 
 def _refuse_unknown_environment(leaves: Iterable[_Leaf], prefix: str) -> None:
@@ -252,12 +262,15 @@ def _refuse_unknown_environment(leaves: Iterable[_Leaf], prefix: str) -> None:
         known |= {_Leaf(leaf.path[: depth + 1], leaf.info).env(prefix) for depth in range(len(leaf.path))}
     for name in os.environ:
         if name.upper().startswith(prefix.upper()) and name.upper() not in known:
-            raise SettingsError(f"unknown environment variable {name}", field=name, fix=_suggest(name, known))
+            fix = _suggest(name.upper(), known, prefix.upper())
+            raise SettingsError(f"unknown environment variable {name}", field=name, fix=fix)
 
 
-def _suggest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else "see --help"
+def _suggest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Names what is spelt most alike. prefix: what all names begin with and what makes none of them alike."""
+    rests = [one.removeprefix(prefix) for one in known if one.startswith(prefix)]
+    close = difflib.get_close_matches(name.removeprefix(prefix), rests, n=1, cutoff=0.6)
+    return f"did you mean {prefix}{close[0]}?" if close else "see --help"
 
 
 def _read_yaml(path: Path, cls: type[BaseModel]) -> dict[str, Any]:

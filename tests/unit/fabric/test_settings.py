@@ -75,6 +75,13 @@ def test_an_unknown_variable_is_refused_with_a_suggestion(monkeypatch):
     assert "DEEPINFER_ECHO_MAX_SEQUENCES" in caught.value.fix
 
 
+def test_the_common_prefix_of_variables_suggests_none_of_them(monkeypatch):
+    monkeypatch.setenv("DEEPINFER_ECHO_BOGUS", "3")
+    with pytest.raises(SettingsError) as caught:
+        settings()
+    assert caught.value.fix == "see --help"
+
+
 @pytest.mark.parametrize(
     ("text", "field", "suggestion"),
     [("max_seqs: 3", "max_seqs", "max_sequences"), ("engine: {num_blok: 3}", "engine.num_blok", "num_blocks")],
@@ -125,3 +132,4 @@ def test_help_names_every_setting_its_default_and_variable(capsys):
         assert name in text
     assert "blocks in the pool (default 64) [env DEEPINFER_ECHO_ENGINE__NUM_BLOCKS]" in text
     assert "hush-hush" not in text
+    assert "(default )" not in text and "(default None)" not in text
