@@ -38,7 +38,7 @@ def up(
     ready_file: Annotated[Path | None, typer.Option(help="JSON file to write once everything serves.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for the logs; default: removed at the end.")] = None,
     grace: Annotated[float, typer.Option(min=0, help="Seconds for each service to drain.")] = 25.0,
-    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds for a service to come up.")] = 300.0,
+    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds for a service to come up.")] = 900.0,
 ) -> int:
     """Start etcd, Redis and all services on this machine, and keep them running until Ctrl-C."""
     return run_up(

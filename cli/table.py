@@ -23,7 +23,11 @@ _STYLES = {
     State.FAILED: "bold red",
 }
 _PATIENCE_S = 12.0
-PATIENCE = "The first start on a machine compiles the kernels, which takes a minute or two; later ones take seconds."
+PATIENCE = (
+    "The first start after an install compiles the kernels: a minute or two, longer on a busy machine. "
+    "Later ones take seconds."
+)
+LEGEND = "run, wait: requests at work and in line; kv: share of the KV blocks in use; address: gRPC"
 
 
 def patience(rows: Sequence[Row], now: float) -> str:
@@ -42,7 +46,7 @@ class StatusTable:
     def draw(
         self, rows: Sequence[Row], usage: Mapping[int, Usage], loads: Mapping[str, Load], now: float
     ) -> RenderableType:
-        """The table and a line below it. now: on the clock of the rows; loads: by address."""
+        """The table and the lines below it. now: on the clock of the rows; loads: by address."""
         table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
         for heading in ("service", "state", "pid", "restarts", "memory", "cpu", "run", "wait", "kv"):
             right = heading not in ("service", "state")
@@ -50,7 +54,11 @@ class StatusTable:
         table.add_column("address", no_wrap=True)
         for row in rows:
             table.add_row(*self._cells(row, usage.get(row.pid or 0), loads.get(row.endpoints.address), now))
-        return Group(table, Text(""), self._summary(rows, usage), Text(patience(rows, now), style="dim"))
+        again = [
+            Text(f"{row.task.name} starts again: {row.reason}", style="yellow") for row in rows if _restarting(row)
+        ]
+        note = Text(patience(rows, now) or LEGEND, style="dim")
+        return Group(table, Text(""), *again, self._summary(rows, usage), note)
 
     def _cells(self, row: Row, usage: Usage | None, load: Load | None, now: float) -> tuple[RenderableType, ...]:
         return (
@@ -85,6 +93,10 @@ class StatusTable:
             text.append(f"  http://{http}/v1", style="bold")
         text.append("  Ctrl-C drains and stops", style="dim")
         return text
+
+
+def _restarting(row: Row) -> bool:
+    return row.state is State.STARTING and bool(row.reason)
 
 
 def line(row: Row, took_s: float) -> str:

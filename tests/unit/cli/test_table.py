@@ -7,7 +7,7 @@ from rich.console import Console
 from cli.load import Load
 from cli.member import State
 from cli.supervisor import Row
-from cli.table import StatusTable, line, patience
+from cli.table import LEGEND, StatusTable, line, patience
 from cli.task import Endpoints, Task
 from cli.usage import Usage
 
@@ -39,6 +39,15 @@ def test_a_starting_process_shows_for_how_long_and_a_crashed_one_why():
     text = drawn([row("prefill-0", State.STARTING, pid=8), row("recipe", State.BACKOFF, reason="exit code 1")], {}, {})
     assert "starting 2.5 s" in text
     assert "backoff exit code 1" in text
+
+
+def test_a_process_that_starts_again_says_why():
+    again = row("gateway", State.STARTING, pid=8, restarts=1, reason="did not serve in time")
+    assert "gateway starts again: did not serve in time" in drawn([again], {}, {})
+
+
+def test_a_quiet_table_explains_its_columns():
+    assert LEGEND in drawn([row("gateway", State.SERVING, pid=2)], {}, {})
 
 
 def test_the_summary_adds_up_all_processes_and_names_the_endpoint():
