@@ -26,7 +26,7 @@ def http_port(port: int) -> Finding:
         running = runtime.stacks(runtime.folder())
         if any(stack.http.endswith(f":{port}") for stack in running):
             return Finding(Health.OK, f"{port}: a stack of yours serves here")
-        return Finding(Health.FAIL, f"{port} is taken", error.fix)
+        return Finding(Health.FAIL, f"{port} is taken, by another program or a stack still starting", error.fix)
     return Finding(Health.OK, f"{port} is free")
 
 
@@ -58,7 +58,8 @@ def transport() -> Finding:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Finding(Health.FAIL, last[:160], "run with --transport tcp://127.0.0.1:0, or mend UCX_TLS")
-    return Finding(Health.OK, json.loads(done.stdout.strip().splitlines()[-1])["lane"])
+    lane = json.loads(done.stdout.strip().splitlines()[-1])["lane"]
+    return Finding(Health.OK, f"UCX over {lane}")
 
 
 def model(folder: Path) -> Finding:
