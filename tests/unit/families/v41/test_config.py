@@ -162,3 +162,20 @@ def test_a_written_tiny_checkpoint_opens_and_is_not_degenerate(quantized: bool, 
     logits = run_in_chunks(family, fresh_pool(family), random_tokens(60, 4), 60)
     assert torch.isfinite(logits).all()
     assert logits.std() > 1
+
+
+def test_plain_tables_and_the_names_transformers_writes_mean_the_same(copied: Path) -> None:
+    def plain(weights: dict[str, torch.Tensor]) -> None:
+        for layer in (1, 4):
+            scale = weights.pop(f"layers.{layer}.engram.embed.scale").to(torch.float32)
+            name = f"layers.{layer}.engram.embed.weight"
+            weights[name] = (weights[name].to(torch.float32) * scale).to(torch.bfloat16)  # one block per row
+        for name in list(weights):
+            weights["lm_head.weight" if name == "head.weight" else f"model.{name}"] = weights.pop(name)
+
+    rewrite(copied, plain)
+    tokens, logits = random_tokens(30, 8), []
+    for folder in (TINY, copied):
+        family = open_family(folder, torch.float32, True, choose("cpu"))
+        logits.append(run_in_chunks(family, fresh_pool(family), tokens, 30))
+    assert torch.equal(*logits)
