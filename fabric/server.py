@@ -143,7 +143,6 @@ class Chassis(Generic[SettingsT]):
         settings = self._settings
         lifecycle.check_port_free(settings.listen, "listen")
         discovery = open_discovery(settings.discovery)
-        self._stack.push_async_callback(discovery.close)
         await discovery.ready(settings.discovery_wait_s)
         service = await self._stack.enter_async_context(self._build(settings))
         metrics = service.metrics or Metrics(settings.service_name())

@@ -12,11 +12,14 @@ Snapshot = tuple[MemberInfo, ...]
 
 
 class Discovery(Protocol):
-    """Where instances announce themselves and find each other."""
+    """Where instances announce themselves and find each other. Whatever runs, runs inside its two iterators."""
 
     async def ready(self, timeout_s: float) -> None:
-        """Waits until the backend answers. Raises Unavailable after `timeout_s` seconds."""
-        ...
+        """Waits until the backend answers; at once where it has no server of its own.
+
+        Raises Unavailable after `timeout_s` seconds.
+        """
+        return
 
     def register(self, member: MemberInfo) -> AbstractAsyncContextManager[None]:
         """Announces `member` while the context is open, through losses of the backend; withdraws it at exit."""
@@ -27,8 +30,4 @@ class Discovery(Protocol):
 
         Losing the backend yields nothing: the last snapshot stays valid until the backend answers otherwise.
         """
-        ...
-
-    async def close(self) -> None:
-        """Ends what this object runs in the background; safe to repeat."""
         ...

@@ -130,9 +130,6 @@ class EtcdDiscovery:
                 _log.warning("etcd lost, members kept", of=service, error=type(error).__name__)
             backoff = await self._back_off(backoff)
 
-    async def close(self) -> None:
-        """Each loop closes its own client."""
-
     async def _keep(self, lease: _LeasedKey, registered: asyncio.Event) -> None:
         """Keeps the key alive until cancelled; grants and puts again whenever etcd has forgotten it."""
         backoff = self._timing.backoff_min_s

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fabric.discovery.base import Snapshot
+from fabric.discovery.base import Discovery, Snapshot
 from fabric.discovery.member import MemberInfo
 
 
@@ -38,14 +38,11 @@ class _Registry:
 _registries: dict[str, _Registry] = {}
 
 
-class MemoryDiscovery:
+class MemoryDiscovery(Discovery):
     """`memory://name`: every opener of the same name in this process shares the members."""
 
     def __init__(self, name: str) -> None:
         self._registry = _registries.setdefault(name, _Registry())
-
-    async def ready(self, timeout_s: float) -> None:
-        """Always."""
 
     @asynccontextmanager
     async def register(self, member: MemberInfo) -> AsyncIterator[None]:
@@ -70,6 +67,3 @@ class MemoryDiscovery:
                 await changed.wait()
         finally:
             self._registry.watchers.discard(changed)
-
-    async def close(self) -> None:
-        """The registry outlives its openers: nothing to do."""

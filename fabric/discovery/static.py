@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fabric.discovery.base import Snapshot
+from fabric.discovery.base import Discovery, Snapshot
 from fabric.discovery.member import MemberInfo
 from fabric.errors import StartError
 
 
-class StaticDiscovery:
+class StaticDiscovery(Discovery):
     """`static://decode=host:port,decode=host:port,recipe=host:port`."""
 
     def __init__(self, members: Snapshot) -> None:
@@ -22,9 +22,6 @@ class StaticDiscovery:
         """Raises StartError where an item is not service=host:port."""
         return StaticDiscovery(tuple(_parse_item(item) for item in text.split(",") if item))
 
-    async def ready(self, timeout_s: float) -> None:
-        """Always."""
-
     @asynccontextmanager
     async def register(self, member: MemberInfo) -> AsyncIterator[None]:
         """The list is fixed: an instance serves without being announced."""
@@ -33,9 +30,6 @@ class StaticDiscovery:
     async def members(self, service: str) -> AsyncIterator[Snapshot]:
         yield tuple(sorted((m for m in self._members if m.service == service), key=lambda m: m.instance))
         await asyncio.Event().wait()
-
-    async def close(self) -> None:
-        """Nothing runs."""
 
 
 def _parse_item(item: str) -> MemberInfo:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypeVar
 
 from fabric.errors import Cancelled, ServiceError, Unavailable
@@ -48,6 +49,13 @@ class _Transfer:
     future: Future[None]
 
 
+class _Turn(Enum):
+    """Turns of the thread without a job."""
+
+    POLL = "poll"
+    END = "end"
+
+
 class Driver:
     """Owns the agent; whoever holds `_turn` may call it. Public methods may be called from any thread."""
 
@@ -55,7 +63,7 @@ class Driver:
         """Raises StartError where the agent cannot start."""
         self._loop = loop
         self._inbox = inbox
-        self._jobs: queue.SimpleQueue[Callable[[Agent], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[Agent], None] | _Turn] = queue.SimpleQueue()
         self._metadata: dict[str, bytes] = {}
         self._transfers: list[_Transfer] = []
         self._expecting = 0
@@ -89,7 +97,7 @@ class Driver:
             finally:
                 self._turn.release()
             if not future.done():
-                self._put(_nothing)  # the thread polls the rest
+                self._put(_Turn.POLL)  # the thread polls the rest
         else:
             self._put(lambda agent: self._start(agent, address, writes, notify, future))
         return future
@@ -115,14 +123,14 @@ class Driver:
         """Ends the thread and the agent; what is in flight fails."""
         if self._open:
             self._open = False
-            self._jobs.put(None)
+            self._jobs.put(_Turn.END)
         self._thread.join()
 
     def _is_short(self, address: LinkAddress, writes: Planned) -> bool:
         reached = self._metadata.get(agent_name(address.peer, address.epoch)) == address.metadata
         return self._open and reached and sum(write.nbytes for _, write in writes) <= _INLINE_BYTES
 
-    def _put(self, job: Callable[[Agent], None]) -> None:
+    def _put(self, job: Callable[[Agent], None] | _Turn) -> None:
         if not self._open:
             raise Unavailable("this link is closed")
         self._jobs.put(job)
@@ -140,11 +148,12 @@ class Driver:
                 try:
                     job = self._jobs.get(timeout=sleep_s)
                 except queue.Empty:
-                    job = _nothing
-                if job is None:
+                    job = _Turn.POLL
+                if job is _Turn.END:
                     return
                 with self._turn:
-                    job(agent)
+                    if not isinstance(job, _Turn):
+                        job(agent)
                     self._poll(agent)
                     sleep_s = self._sleep_s()
         finally:
@@ -229,10 +238,6 @@ class Driver:
                 agent.forget_peer(peer)
             except ServiceError as error:
                 _log.warning("peer not forgotten", peer=peer, error=str(error))
-
-
-def _nothing(_: Agent) -> None:
-    """The job of a turn that only polls."""
 
 
 def _settle(future: Future[None], error: ServiceError | None) -> None:

@@ -45,8 +45,8 @@ def round_bf16(value):  # type: ignore[no-untyped-def]
 
 
 def widen(value):  # type: ignore[no-untyped-def]
-    """A stored element (fp32, or bf16 bits as uint16) as fp32; only callable from kernels."""
-    raise NotImplementedError
+    """A stored element (fp32, or bf16 bits as uint16) as fp32. Kernels compile the overload below."""
+    return (np.uint32(value) << np.uint32(16)).view(np.float32) if isinstance(value, np.uint16) else np.float32(value)
 
 
 @overload(widen, inline="always")  # type: ignore[untyped-decorator]
@@ -57,8 +57,8 @@ def _widen(value):  # type: ignore[no-untyped-def]
 
 
 def narrow_into(target, row, column, value):  # type: ignore[no-untyped-def]
-    """Store fp32 `value` at target[row, column] in the target's own format; only callable from kernels."""
-    raise NotImplementedError
+    """Store fp32 `value` at target[row, column] in the target's own format. Kernels compile the overload below."""
+    target[row, column] = to_bf16(value) if target.dtype == np.uint16 else value
 
 
 @overload(narrow_into, inline="always")  # type: ignore[untyped-decorator]

@@ -67,7 +67,6 @@ async def build(settings: GatewaySettings) -> AsyncIterator[Service]:
             )
         finally:
             await cleaner.close()
-            await discovery.close()
 
 
 def _secret(settings: GatewaySettings) -> bytes:

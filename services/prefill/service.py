@@ -94,7 +94,6 @@ async def _open_worker(core: Core, settings: PrefillSettings) -> AsyncIterator[P
     async with AsyncExitStack() as stack:
         channels = await stack.enter_async_context(Channels())
         discovery = open_discovery(settings.discovery)
-        stack.push_async_callback(discovery.close)
         stores = Stores(discovery, channels)
         if settings.kvstore:
             await stack.enter_async_context(background(stores.follow(), "stores"))

@@ -104,8 +104,6 @@ async def test_a_backend_is_ready_and_gives_a_snapshot_at_once(any_backend, watc
     await discovery.ready(5.0)
     watcher = watch(discovery)
     await watcher.until(lambda _: True, 2.0)
-    await discovery.close()
-    await discovery.close()
 
 
 async def test_registering_is_allowed_on_every_backend(any_backend):

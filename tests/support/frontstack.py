@@ -86,7 +86,6 @@ async def front_stack(folder: Path, prefills: int = 1, decodes: int = 1, **setti
     script = Script()
     async with AsyncExitStack() as stack:
         discovery = open_discovery(url)
-        stack.push_async_callback(discovery.close)
         served = {
             side: [await fakeworkers.serve(stack, discovery, side, script, f"{side}-{i}") for i in range(count)]
             for side, count in (("prefill", prefills), ("decode", decodes))

@@ -6,7 +6,7 @@ import numba
 import numpy as np
 import torch
 
-from kernels.cpu.numbers import exp, to_bf16
+from kernels.cpu.numbers import exp, narrow_into, to_bf16, widen
 
 SPECIAL = [0.0, -0.0, 1.0, np.inf, -np.inf, np.nan, 1e-45, 3.4e38, 1.00390625, 1.01171875]
 
@@ -25,6 +25,23 @@ def _bf16_all(values: np.ndarray) -> np.ndarray:
     for i in range(len(values)):
         out[i] = to_bf16(values[i])
     return out
+
+
+@numba.njit
+def _copy_into(target: np.ndarray, source: np.ndarray) -> None:
+    for i in range(source.shape[1]):
+        narrow_into(target, 0, i, widen(source[0, i]))
+
+
+def test_elements_mean_the_same_inside_and_outside_of_kernels() -> None:
+    values = np.random.default_rng(1).standard_normal((1, 500)).astype(np.float32)
+    for target_dtype in (np.float32, np.uint16):
+        for source in (values, _bf16_all(values[0])[None]):
+            compiled, plain = np.zeros(source.shape, target_dtype), np.zeros(source.shape, target_dtype)
+            _copy_into(compiled, source)
+            _copy_into.py_func(plain, source)
+            assert np.array_equal(compiled, plain)
+            assert np.abs(widen(compiled[0, 3]) - values[0, 3]) < 0.01 * abs(values[0, 3])
 
 
 def test_exp_is_within_two_units_in_the_last_place() -> None:
