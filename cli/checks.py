@@ -1,5 +1,6 @@
 """What must hold before a stack is started. Knows folders and ports; every failure names its option and the fix."""
 
+import tempfile
 from pathlib import Path
 
 from cli.ports import LOOPBACK
@@ -20,6 +21,17 @@ def model_folder(model: Path) -> None:
         raise StartError(
             f"{model} holds no *.safetensors", field="--model", fix="copy the model's weights in safetensors format"
         )
+
+
+def writable_folder(path: Path, option: str) -> None:
+    """Makes the folder if need be. Raises StartError where that fails or nothing can be written there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path) as probe:
+            probe.write(b"probe")
+    except OSError as error:
+        fix = "name a folder that is writable and has room"
+        raise StartError(f"cannot write in {path}: {error.strerror}", field=option, fix=fix) from error
 
 
 def port(number: int, option: str) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from fabric.errors import StartError
+
 
 @dataclass(frozen=True, slots=True)
 class StackRecord:
@@ -36,12 +38,16 @@ class StackRecord:
 
 
 def folder() -> Path:
-    """The private folder, made when missing. Raises PermissionError when somebody else owns it."""
+    """The private folder, made when missing. Raises StartError when it cannot be made or somebody else owns it."""
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     path = base / f"deepinfer-{os.getuid()}"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fix = "set XDG_RUNTIME_DIR or TMPDIR to a folder of yours that is writable"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(f"cannot make {path}: {error.strerror}", field="XDG_RUNTIME_DIR", fix=fix) from error
     if path.stat().st_uid != os.getuid():
-        raise PermissionError(f"{path} belongs to another user; set XDG_RUNTIME_DIR to a folder of yours")
+        raise StartError(f"{path} belongs to another user", field="XDG_RUNTIME_DIR", fix=fix)
     return path
 
 

@@ -54,7 +54,12 @@ def up(options: UpOptions) -> int:
     checks.model_folder(options.model)
     checks.port(options.http_port, "http-port")
     checks.port(options.grpc_port, "grpc-port")
+    if options.ready_file is not None:
+        checks.writable_folder(options.ready_file.parent, "ready-file")
+    if options.log_dir is not None:
+        checks.writable_folder(options.log_dir, "log-dir")
     place = runtime.folder()
+    checks.writable_folder(place, "XDG_RUNTIME_DIR")
     runtime.sweep(place)
     with _private_folder(place / f"stack-{os.getpid()}") as folder:
         return asyncio.run(_Stack(options, place, folder).run())

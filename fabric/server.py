@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from fabric import lifecycle
 from fabric.channels import MAX_MESSAGE_BYTES
 from fabric.discovery import Discovery, MemberInfo, open_discovery
-from fabric.errors import ServiceError
+from fabric.errors import ServiceError, StartError
 from fabric.health import HealthMonitor, Progress
 from fabric.http import HttpFront
 from fabric.interceptors import CallScope, InFlight
@@ -239,8 +239,9 @@ async def _main(settings: SettingsT, build: Build[SettingsT]) -> None:
         starting.cancel()  # asked to stop before it was ready: undo what was started
         await asyncio.wait([starting])
         return
-    _announce(await starting, settings.ready_file)
+    ready = await starting
     try:
+        _announce(ready, settings.ready_file)
         await asked
         await chassis.drain()
     finally:
@@ -248,11 +249,15 @@ async def _main(settings: SettingsT, build: Build[SettingsT]) -> None:
 
 
 def _announce(ready: Ready, file: Path | None) -> None:
-    """The ready file, whole or not at all; then the ready line on stdout."""
+    """The ready file, whole or not at all; then the ready line on stdout. Raises StartError without a place for it."""
     if file is not None:
         part = file.with_name(file.name + ".part")
-        part.write_text(ready.line())
-        part.replace(file)
+        try:
+            part.write_text(ready.line())
+            part.replace(file)
+        except OSError as error:
+            fix = "name a file in a folder that exists, is writable and has room"
+            raise StartError(f"cannot write {file}: {error.strerror}", field="ready_file", fix=fix) from error
     print(ready.line(), flush=True)
 
 

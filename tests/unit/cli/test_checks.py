@@ -26,6 +26,19 @@ def test_a_complete_model_folder_passes(tmp_path):
     checks.model_folder(tmp_path)
 
 
+@pytest.mark.parametrize("below", ["taken/logs", "taken"])
+def test_a_folder_that_cannot_be_written_is_named_with_its_option(tmp_path, below):
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(StartError) as caught:
+        checks.writable_folder(tmp_path / below, "log-dir")
+    assert "taken" in caught.value.message and caught.value.field == "log-dir" and caught.value.fix
+
+
+def test_a_missing_folder_is_made_and_left_empty(tmp_path):
+    checks.writable_folder(tmp_path / "a" / "b", "log-dir")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
 def test_a_busy_port_is_named_with_the_option_that_changes_it():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

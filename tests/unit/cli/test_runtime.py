@@ -5,8 +5,10 @@ import stat
 from dataclasses import replace
 
 import psutil
+import pytest
 
 from cli import runtime
+from fabric.errors import StartError
 
 HERE = runtime.StackRecord(
     pid=os.getpid(),
@@ -54,3 +56,11 @@ def test_sweep_removes_what_dead_stacks_left_and_nothing_else(tmp_path):
 def test_the_folder_is_private(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert stat.S_IMODE(runtime.folder().stat().st_mode) == 0o700
+
+
+def test_a_private_folder_that_cannot_be_made_names_the_variable_that_moves_it(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
+    with pytest.raises(StartError) as caught:
+        runtime.folder()
+    assert caught.value.field == "XDG_RUNTIME_DIR" and "TMPDIR" in caught.value.fix

@@ -71,6 +71,12 @@ def test_the_ready_file_holds_the_ready_line(start, tmp_path):
     assert ready["service"] == "echo" and ready["address"].startswith("127.0.0.1:")
 
 
+def test_a_ready_file_that_cannot_be_written_ends_the_start_with_the_fix(start, tmp_path):
+    failed = start("--ready-file", str(tmp_path / "missing" / "ready.json"))
+    assert failed.wait() == 1
+    assert "ready_file" in failed.tail() and "Traceback" not in failed.tail() and "never awaited" not in failed.tail()
+
+
 async def test_sigterm_lets_50_streams_end_and_exits_with_0(start):
     process = start()
     async with Channels() as channels:
