@@ -11,6 +11,9 @@ from cli.chat import ChatOptions
 from cli.chat import chat as run_chat
 from cli.console import reports_errors
 from cli.doctor import doctor as run_doctor
+from cli.inspect import InspectOptions
+from cli.inspect import inspect as run_inspect
+from cli.tiny import make_tiny as run_make_tiny
 from cli.up import UpOptions
 from cli.up import up as run_up
 
@@ -98,6 +101,33 @@ def doctor(
             "model": partial(backing.model, model),
         }
     )
+
+
+@app.command()
+@reports_errors
+def inspect(
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder, or a config.json alone.")],
+    tp: Annotated[list[int] | None, typer.Option(min=1, help="Tensor parallel ranks; may be repeated.")] = None,
+    ep: Annotated[list[int] | None, typer.Option(min=1, help="Expert parallel ranks; may be repeated.")] = None,
+    memory: Annotated[list[str] | None, typer.Option(help="Memory of a rank, such as 80GB; may be repeated.")] = None,
+    sequences: Annotated[int, typer.Option(min=1, help="Sequences that a rank serves at once.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> int:
+    """Say what a checkpoint is: parameters, formats, KV bytes, memory per rank, and what fits where."""
+    chosen = (tuple(tp or (1,)), tuple(ep or (1,)), tuple(memory or ()))
+    return run_inspect(InspectOptions(checkpoint, *chosen, sequences=sequences, as_json=as_json))
+
+
+@app.command()
+@reports_errors
+def make_tiny(
+    family: Annotated[str, typer.Argument(help="v2, v3, v32, v4 or v41.")],
+    folder: Annotated[Path, typer.Argument(help="New or empty folder to write.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
+    quantized: Annotated[bool, typer.Option("--quantized", help="Store the family's published formats.")] = False,
+) -> int:
+    """Write a tiny random checkpoint of any family, with a tokenizer, that `up` can serve."""
+    return run_make_tiny(family, folder, seed, quantized)
 
 
 if __name__ == "__main__":

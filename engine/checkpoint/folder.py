@@ -46,6 +46,10 @@ class Folder:
         """The tensor's stored type, as safetensors names it."""
         return self._shards[self._where[name]].entries[name].stored
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's stored shape; packed FP4 has half as many columns as values."""
+        return self._shards[self._where[name]].entries[name].shape
+
     def num_bytes(self, name: str) -> int:
         """The tensor's stored size."""
         entry = self._shards[self._where[name]].entries[name]

@@ -1,0 +1,125 @@
+"""The report on one checkpoint: put together from its config and, where there are weights, their headers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoint.folder import Folder, read_json
+from engine.errors import InvalidParameter
+from engine.inspect.caches import CacheCost, cache_costs
+from engine.inspect.contents import Contents, StoredType
+from engine.inspect.formats import publication
+from engine.inspect.inventory import read_model
+from engine.inspect.parts import Part
+from engine.inspect.weights import PartCost, RankCost, Weight, by_part, layer_count, per_rank, published_weights
+
+_POINT = "name a checkpoint's folder, or a config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to look at. `memories` are bytes of one rank; a rank holds the caches of `sequences` sequences."""
+
+    path: Path
+    tensor: tuple[int, ...] = (1,)
+    expert: tuple[int, ...] = (1,)
+    memories: tuple[int, ...] = ()
+    sequences: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Context tokens, over all sequences, that a rank holds beside its weights; 0 if it cannot even hold those."""
+
+    tensor: int
+    expert: int
+    memory_bytes: int
+    format: str
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything `deepinfer inspect` prints. `stored` is empty for a config alone: its bytes are predicted."""
+
+    path: str
+    family: str
+    layers: int
+    max_context_tokens: int
+    parameters: int  # drafts not counted
+    draft_parameters: int
+    active_parameters: int
+    parts: tuple[PartCost, ...]
+    weight_bytes: int
+    elsewhere_bytes: int  # stored parts that the text engine does not load, such as vision
+    formats: dict[str, int]  # published storage: format -> bytes
+    stored: tuple[StoredType, ...]
+    problems: tuple[str, ...]
+    caches: tuple[CacheCost, ...]
+    other_caches: dict[str, str]  # formats that do not fit this model, and why
+    ranks: tuple[RankCost, ...]
+    fits: tuple[Fit, ...]
+
+
+def inspect(question: Question) -> Report:
+    """Raises CheckpointError naming file and key or tensor, and InvalidParameter naming the option."""
+    config, folder = _open(question.path)
+    model = read_model(config, None if folder is None else frozenset(folder.names))
+    weights = predicted = published_weights(model, publication(config, model.family))
+    if contents := Contents(folder, model) if folder else None:
+        weights = tuple(replace(weight, bytes=contents.bytes_of(weight.wanted)) for weight in predicted)
+    parts, elsewhere = by_part(model, weights), contents.elsewhere_bytes() if contents else 0
+    counted = [part for part in parts if part.part != Part.DRAFT]
+    caches, others = cache_costs(model)
+    ranks = tuple(per_rank(model, weights, tp, ep) for tp in question.tensor for ep in question.expert)
+    return Report(
+        path=str(question.path),
+        family=model.family,
+        layers=layer_count(model),
+        max_context_tokens=model.config.max_context_tokens,
+        parameters=sum(part.parameters for part in counted),
+        draft_parameters=sum(part.parameters for part in parts if part.part == Part.DRAFT),
+        active_parameters=sum(part.active for part in counted),
+        parts=parts,
+        weight_bytes=sum(part.bytes for part in parts) + elsewhere,
+        elsewhere_bytes=elsewhere,
+        formats=_formats(predicted),
+        stored=contents.types() if contents else (),
+        problems=contents.problems() if contents else (),
+        caches=caches,
+        other_caches=others,
+        ranks=ranks,
+        fits=tuple(_fits(question, ranks, caches)),
+    )
+
+
+def _open(path: Path) -> tuple[dict[str, Any], Folder | None]:
+    """A folder with weights, a folder with a config alone, or a config."""
+    if not path.exists():
+        raise InvalidParameter("checkpoint", f"{path} does not exist", _POINT)
+    if path.is_file():
+        return read_json(path, _POINT), None
+    if any(path.glob("*.safetensors")) or any(path.glob("*.safetensors.index.json")):
+        folder = Folder(path)
+        return folder.config, folder
+    return read_json(path / "config.json", _POINT), None
+
+
+def _formats(weights: Iterable[Weight]) -> dict[str, int]:
+    size = defaultdict[str, int](int)
+    for weight in weights:
+        size[weight.format.value] += weight.bytes
+    return dict(sorted(size.items(), key=lambda item: -item[1]))
+
+
+def _fits(question: Question, ranks: Iterable[RankCost], caches: Iterable[CacheCost]) -> Iterable[Fit]:
+    for rank in ranks:
+        for memory in question.memories:
+            for cache in caches:
+                fixed = question.sequences * (cache.bytes_per_sequence + cache.rollback_bytes)
+                left = max(0, memory - rank.bytes - fixed)
+                yield Fit(rank.tensor, rank.expert, memory, cache.format, int(left / cache.bytes_per_token))

@@ -1,0 +1,104 @@
+"""A model's weights by part: parameters, how many one token uses, bytes, and what a rank holds. Arithmetic only."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import InvalidParameter
+from engine.inspect.formats import Format, Publication, stored
+from engine.inspect.inventory import Model, Wanted
+from engine.inspect.parts import Part, Place, Share, place
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One tensor with its place and its bytes, scales included."""
+
+    wanted: Wanted
+    place: Place
+    format: Format  # as published, whatever a folder stores
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartCost:
+    """One part of the model. `active`: parameters that one decoded token multiplies with or looks up."""
+
+    part: str
+    parameters: int
+    active: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankCost:
+    """Weights that one rank holds of a model spread over `tensor` x `expert` ways."""
+
+    tensor: int
+    expert: int
+    bytes: int
+    expert_bytes: int  # of them, routed experts
+    replicated_bytes: int  # of them, held by every rank
+
+
+def published_weights(model: Model, published: Publication) -> tuple[Weight, ...]:
+    """Every tensor of the model with the bytes of its published format."""
+    layers, weights = layer_count(model), []
+    for wanted in model.wanted:
+        where = place(wanted.name, layers)
+        weights.append(Weight(wanted, where, *stored(wanted, where, published)))
+    return tuple(weights)
+
+
+def layer_count(model: Model) -> int:
+    """Layers of the model, drafts not counted."""
+    config = model.config
+    if model.family == "deepseek_v41":
+        return int(config.layers)
+    return len(config.layers if model.family == "deepseek_v4" else config.dense)
+
+
+def by_part(model: Model, weights: Iterable[Weight]) -> tuple[PartCost, ...]:
+    """Costs by part, in the order in which parts first appear."""
+    parameters, active, size = defaultdict[Part, int](int), defaultdict[Part, float](float), defaultdict[Part, int](int)
+    for weight in weights:
+        part = weight.place.part
+        parameters[part] += weight.wanted.numbers
+        active[part] += weight.wanted.numbers * _used(model.config, weight)
+        size[part] += weight.bytes
+    return tuple(PartCost(part.value, parameters[part], round(active[part]), size[part]) for part in parameters)
+
+
+def _used(config: Any, weight: Weight) -> float:
+    """The share of a tensor that one token uses."""
+    part, rows = weight.place.part, weight.wanted.shape[0]
+    if part is Part.EXPERTS:
+        return float(config.experts_per_token / config.experts)
+    if part is Part.ENGRAM_TABLE:
+        return float(config.engram.columns / rows)
+    if part is Part.EMBEDDING or weight.wanted.integer:
+        return 1 / rows
+    return 0.0 if part is Part.DRAFT else 1.0
+
+
+def per_rank(model: Model, weights: Iterable[Weight], tensor: int, expert: int) -> RankCost:
+    """The largest rank. Raises InvalidParameter, naming `tp` or `ep`, for a model that cannot be divided so."""
+    config = model.config
+    if tensor < 1 or config.heads % tensor:
+        raise InvalidParameter("tp", f"{tensor} does not divide {config.heads} heads", "use a divisor of the heads")
+    if not 1 <= expert <= config.experts:
+        raise InvalidParameter("ep", f"{expert} ranks for {config.experts} experts", "use at most one rank per expert")
+    largest = -(-config.experts // expert) / config.experts
+    size = defaultdict[Share, float](float)
+    for weight in weights:
+        share = weight.place.share
+        size[share] += weight.bytes * _held(share, tensor, largest)
+    total = round(sum(size.values()))
+    return RankCost(tensor, expert, total, round(size[Share.EXPERT]), round(size[Share.REPLICATED]))
+
+
+def _held(share: Share, tensor: int, largest: float) -> float:
+    return {Share.EXPERT: largest, Share.TENSOR: 1 / tensor, Share.REPLICATED: 1.0}[share]
