@@ -16,4 +16,4 @@ echo
 ask '{"model": "'"$model"'", "messages": [{"role": "user", "content": "What is 12 + 30?"}]}'
 echo
 ask '{"model": "'"$model"'", "stream": true, "stream_options": {"include_usage": true},
-      "messages": [{"role": "user", "content": "Say hello."}]}'
+      "messages": [{"role": "user", "content": "Who are you?"}]}'

@@ -1,6 +1,8 @@
 """A gRPC client of the gateway: the models, a streamed chat, and a plain continuation with log probabilities.
 
-Usage: python examples/grpc_client.py [--address 127.0.0.1:50051] [--model nano]
+Usage, from the root of the repository: .venv/bin/python examples/grpc_client.py [--address HOST:PORT] [--model nano]
+The address is that of the gateway's row in the table of `deepinfer up`; `deepinfer up --grpc-port 50051` makes it the
+default here.
 """
 
 from __future__ import annotations
@@ -16,14 +18,18 @@ from protos.deepinfer.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
 
 async def chat(stub: Any, model: str, metadata: tuple[tuple[str, str], ...]) -> None:
-    """Prints reasoning and answer as they come."""
+    """Prints reasoning, then the answer, as they come."""
     request = gateway_pb2.ChatRequest(
         model=model,
         messages=[gateway_pb2.ChatMessage(role="user", content="What is 12 + 30?")],
         sampling=common_pb2.SamplingParams(max_tokens=512, temperature=0),
     )
+    answering = False
     async for reply in stub.Chat(request, metadata=metadata, timeout=60):
-        print(reply.reasoning + reply.content, end="", flush=True)
+        print(reply.reasoning, end="", flush=True)
+        if reply.content:
+            print("" if answering else "\nanswer: ", reply.content, sep="", end="", flush=True)
+            answering = True
         if reply.HasField("finish"):
             usage = reply.finish.usage
             print(f"\n[{usage.prompt_tokens} tokens in, {usage.cached_tokens} cached, {usage.completion_tokens} out]")
@@ -57,4 +63,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except grpc.aio.AioRpcError as error:
+        raise SystemExit(f"{error.code().name}: {error.details()}") from None

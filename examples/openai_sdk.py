@@ -12,48 +12,50 @@ from typing import Any
 
 from openai import OpenAI
 
+
+def tool(name: str, description: str, **parameters: str) -> dict[str, Any]:
+    """A tool as the API takes it. parameters: name and JSON type of each."""
+    properties = {parameter: {"type": kind} for parameter, kind in parameters.items()}
+    schema = {"type": "object", "properties": properties, "required": list(parameters)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+# nano has learnt to choose among three to six tools.
 TOOLS: Any = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Adds two numbers.",
-            "parameters": {
-                "type": "object",
-                "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
-                "required": ["a", "b"],
-            },
-        },
-    }
+    tool("get_weather", "Get the current weather of a city.", city="string"),
+    tool("get_time", "Get the local time of a city.", city="string"),
+    tool("set_timer", "Start a countdown timer.", minutes="integer"),
 ]
 
 
 def stream(client: OpenAI, model: str) -> None:
-    """Prints reasoning and answer as they come."""
+    """Prints reasoning, then the answer, as they come."""
     messages: Any = [{"role": "user", "content": "What is 12 + 30?"}]
     chunks = client.chat.completions.create(
         model=model, messages=messages, stream=True, stream_options={"include_usage": True}, max_tokens=512
     )
+    answering = False
     for chunk in chunks:
         for choice in chunk.choices:
-            print(getattr(choice.delta, "reasoning_content", None) or choice.delta.content or "", end="", flush=True)
+            print(getattr(choice.delta, "reasoning_content", None) or "", end="", flush=True)
+            if choice.delta.content:
+                print("" if answering else "\nanswer: ", choice.delta.content, sep="", end="", flush=True)
+                answering = True
         if chunk.usage is not None:
             print(f"\n[{chunk.usage.prompt_tokens} tokens in, {chunk.usage.completion_tokens} out]")
 
 
 def use_tool(client: OpenAI, model: str) -> None:
-    """Lets the model call `add`, runs it, and sends the result back."""
-    messages: Any = [{"role": "user", "content": "Use the tool to add 12 and 30."}]
-    answer = client.chat.completions.create(model=model, messages=messages, tools=TOOLS, max_tokens=512)
-    message = answer.choices[0].message
+    """Lets the model call a tool, plays the tool, and sends the result back."""
+    messages: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+    asked: Any = {"model": model, "tools": TOOLS, "max_tokens": 512, "temperature": 0}
+    message = client.chat.completions.create(messages=messages, **asked).choices[0].message
     for call in message.tool_calls or []:
         if call.type == "function":
-            numbers = json.loads(call.function.arguments or "{}")
             print(f"[{call.function.name}({call.function.arguments})]")
-            result = str(sum(value for value in numbers.values() if isinstance(value, int | float)))
+            result = json.dumps({"temperature": 21, "sky": "sunny"})
             messages += [message, {"role": "tool", "tool_call_id": call.id, "content": result}]
-            final = client.chat.completions.create(model=model, messages=messages, tools=TOOLS, max_tokens=512)
-            print(final.choices[0].message.content)
+            print(client.chat.completions.create(messages=messages, **asked).choices[0].message.content)
             return
     print(message.content)
 

@@ -15,17 +15,16 @@ from tests.support.frontstack import FrontStack
 
 ROOT = Path(__file__).parents[3]
 CALL = (
-    '</think>\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="add">\n'
-    '<｜DSML｜ parameter name="a" string="false">12</｜DSML｜ parameter>\n'
-    '<｜DSML｜ parameter name="b" string="false">30</｜DSML｜ parameter>\n'
+    '</think>\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="get_weather">\n'
+    '<｜DSML｜ parameter name="city" string="true">Paris</｜DSML｜ parameter>\n'
     "</｜DSML｜ invoke>\n</｜DSML｜ calls>"
 )
 
 
 def answering(prompt: object) -> list[int]:
-    """A model that calls `add` once it is offered and says the sum afterwards."""
+    """A model that calls `get_weather` once it is offered and answers afterwards."""
     text = bytemodel.tokenizer().decode(list(prompt), skip_special_tokens=False)  # type: ignore[call-overload]
-    calls = '"name": "add"' in text and "<tool_result>" not in text
+    calls = '"name": "get_weather"' in text and "<tool_result>" not in text
     return [*bytemodel.encode(CALL if calls else "hm</think>It is 42."), bytemodel.EOS]
 
 
@@ -48,7 +47,11 @@ async def test_the_openai_example_streams_and_uses_a_tool(stack: FrontStack) -> 
     stack.script.answer = answering
     url = f"http://{stack.http}/v1"
     out = await run(sys.executable, "examples/openai_sdk.py", "--base-url", url, "--model", fakeworkers.MODEL)
-    assert "hmIt is 42." in out and '[add({"a": 12, "b": 30})]' in out and out.rstrip().endswith("It is 42.")
+    assert (
+        "hm\nanswer: It is 42." in out
+        and '[get_weather({"city": "Paris"})]' in out
+        and out.rstrip().endswith("It is 42.")
+    )
 
 
 async def test_the_grpc_example_chats_and_continues(stack: FrontStack) -> None:
