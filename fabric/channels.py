@@ -16,6 +16,7 @@ from fabric.interceptors import REQUEST_ID_KEY, request_id
 MAX_MESSAGE_BYTES = 32 << 20
 _PING_EVERY_MS = 1000
 _PING_TIMEOUT_MS = 1000
+_CONNECT_TIMEOUT_MS = 2000
 
 StubT = TypeVar("StubT")
 
@@ -46,7 +47,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Not a pause: how long one attempt to connect may take. A busy peer needs more than its usual millisecond.
+    ("grpc.min_reconnect_backoff_ms", _CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
