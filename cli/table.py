@@ -58,6 +58,8 @@ class StatusTable:
             Text(f"{row.task.name} starts again: {row.reason}", style="yellow") for row in rows if _restarting(row)
         ]
         note = Text(patience(rows, now) or LEGEND, style="dim")
+        if rows and all(row.state is State.STOPPED for row in rows):
+            return Group(table, Text(""), Text(f"{self._model}: all has stopped", style="dim"))
         return Group(table, Text(""), *again, self._summary(rows, usage), note)
 
     def _cells(self, row: Row, usage: Usage | None, load: Load | None, now: float) -> tuple[RenderableType, ...]:

@@ -50,6 +50,12 @@ def test_a_quiet_table_explains_its_columns():
     assert LEGEND in drawn([row("gateway", State.SERVING, pid=2)], {}, {})
 
 
+def test_a_stopped_stack_no_longer_offers_to_stop():
+    text = drawn([row("gateway", State.STOPPED)], {}, {})
+    assert "all has stopped" in text
+    assert "Ctrl-C" not in text and LEGEND not in text
+
+
 def test_the_summary_adds_up_all_processes_and_names_the_endpoint():
     rows = [
         row("prefill-0", State.SERVING, pid=1),
