@@ -27,7 +27,7 @@ PATIENCE = (
     "The first start after an install compiles the kernels: a minute or two, longer on a busy machine. "
     "Later ones take seconds."
 )
-LEGEND = "run, wait: requests at work and in line; kv: share of the KV blocks in use; address: gRPC"
+LEGEND = "run, wait: requests at work, in line; kv: KV blocks in use; address: gRPC"
 
 
 def patience(rows: Sequence[Row], now: float) -> str:
