@@ -151,11 +151,16 @@ def _tool(tool: gateway_pb2.Tool, index: int) -> dict[str, Any]:
 
 def _schema(text: str, index: int) -> Any:
     try:
-        return json.loads(text) if len(text) <= _MAX_JSON_CHARS else None
+        return json.loads(text, parse_constant=_refuse_constant) if len(text) <= _MAX_JSON_CHARS else None
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(
             "not JSON", field=f"tools[{index}].parameters_json", fix="send a JSON schema object"
         ) from error
+
+
+def _refuse_constant(name: str) -> None:
+    """Python reads NaN and Infinity; JSON has neither."""
+    raise ValueError(name)
 
 
 def _choice(choice: str) -> Any:

@@ -121,6 +121,7 @@ def test_a_grpc_chat_passes_through_the_same_checks() -> None:
         (chat(sampling=common_pb2.SamplingParams(temperature=float("nan"))), "sampling.temperature"),
         (chat(sampling=common_pb2.SamplingParams(stop=["a"] * 17)), "sampling.stop"),
         (chat(tools=[gateway_pb2.Tool(name="f", parameters_json="{")]), "tools[0].parameters_json"),
+        (chat(tools=[gateway_pb2.Tool(name="f", parameters_json='{"a": NaN}')]), "tools[0].parameters_json"),
         (chat(tool_choice="no such thing!"), "tool_choice"),
         (gateway_pb2.ChatRequest(model="m"), "messages"),
     ],
