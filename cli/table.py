@@ -50,8 +50,8 @@ class StatusTable:
         table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
         for heading in ("service", "state", "pid", "restarts", "memory", "cpu", "run", "wait", "kv"):
             right = heading not in ("service", "state")
-            table.add_column(heading, justify="right" if right else "left", no_wrap=True, min_width=len(heading))
-        table.add_column("address", no_wrap=True)
+            table.add_column(heading, justify="right" if right else "left", no_wrap=True)
+        table.add_column("address", overflow="fold")  # the one that gives way on a narrow terminal
         for row in rows:
             table.add_row(*self._cells(row, usage.get(row.pid or 0), loads.get(row.endpoints.address), now))
         again = [
