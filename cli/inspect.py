@@ -17,8 +17,8 @@ from fabric.errors import InvalidArgument
 
 _TIMEOUT_S = 300.0
 _UNITS = {"": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
-_SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SIZE_TEXT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_SCALES = (1e12, 1e9, 1e6, 1e3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def inspect(options: InspectOptions) -> int:
 
 def size_of(text: str) -> int:
     """Bytes of a size such as 80GB or 141GiB. Raises InvalidArgument."""
-    found = _SIZE.fullmatch(text.strip())
+    found = _SIZE_TEXT.fullmatch(text.strip())
     if found is None or found[2].upper() not in _UNITS or float(found[1]) <= 0:
         raise InvalidArgument(f"{text!r} is not a size", field="--memory", fix="give one such as 80GB or 141GiB")
     return int(float(found[1]) * _UNITS[found[2].upper()])
@@ -80,13 +80,13 @@ def _table(title: str, *headings: str, rows: Sequence[tuple[object, ...]]) -> Ta
 
 
 def _summary(report: dict[str, Any]) -> str:
-    draft = f" + {_short(report['draft_parameters'])} draft" if report["draft_parameters"] else ""
+    draft = f" + {_count(report['draft_parameters'])} draft" if report["draft_parameters"] else ""
     source = "stored" if report["stored"] else "as published (there are none here)"
     return (
         f"[bold]{escape(report['path'])}[/]\n"
         f"{report['family']}, {report['layers']} layers, context {report['max_context_tokens']:,} tokens\n"
-        f"{_short(report['parameters'])} parameters{draft}, {_short(report['active_parameters'])} active per token, "
-        f"{_short(report['weight_bytes'])}B of weights {source}"
+        f"{_count(report['parameters'])} parameters{draft}, {_count(report['active_parameters'])} active per token, "
+        f"{_size(report['weight_bytes'])} of weights {source}"
     )
 
 
@@ -155,7 +155,7 @@ def _ranks(report: dict[str, Any]) -> Table:
 def _fits(report: dict[str, Any]) -> Table:
     rows = [
         (
-            f"{_short(fit['memory_bytes'])}B, tp {fit['tensor']}, ep {fit['expert']}",
+            f"{_size(fit['memory_bytes'])}, tp {fit['tensor']}, ep {fit['expert']}",
             fit["format"],
             f"{fit['context_tokens']:,}" if fit["context_tokens"] else "nothing",
         )
@@ -168,8 +168,17 @@ def _exact(size: float) -> str:
     return f"{size:,.2f}".rstrip("0").rstrip(".")
 
 
-def _short(count: float) -> str:
-    for scale, unit in _SCALES:
-        if count >= scale:
-            return f"{count / scale:.4g} {unit}"
-    return str(count)
+def _count(number: float) -> str:
+    return _scaled(number, "TBMk")
+
+
+def _size(number: float) -> str:
+    return _scaled(number, ("TB", "GB", "MB", "kB", "B"))
+
+
+def _scaled(number: float, units: Sequence[str]) -> str:
+    """Four digits and a unit of 1000s; `units` from 1e12 down, for less than 1000 the fifth if there is one."""
+    for scale, unit in zip(_SCALES, units, strict=False):
+        if number >= scale:
+            return f"{number / scale:.4g} {unit}"
+    return " ".join([f"{number:.0f}", *units[4:]])
