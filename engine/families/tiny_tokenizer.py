@@ -24,7 +24,7 @@ def build(vocab_size: int) -> str:
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     first = [*_CONTROL, *_MARKERS, *alphabet]
-    pairs = list(product(_LETTERS, repeat=2))[: max(0, vocab_size - len(first))]
+    pairs = list(product(_LETTERS, _LETTERS))[: max(0, vocab_size - len(first))]
     names = first + ["".join(pair) for pair in pairs]
     if len(names) != vocab_size:
         most = len(first) + len(_LETTERS) ** 2

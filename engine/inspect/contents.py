@@ -46,14 +46,14 @@ class Contents:
     def elsewhere_bytes(self) -> int:
         """Stored bytes of parts that the family's builder does not load."""
         prefixes = self._model.elsewhere
-        names = (stored for name, stored in self._stored.items() if prefixes and name.startswith(prefixes))
+        names = (stored for name, stored in self._stored.items() if name.startswith(prefixes))
         return sum(map(self._folder.num_bytes, names))
 
     def problems(self) -> tuple[str, ...]:
         """What the loader would refuse: tensors that are missing, unknown, or of another shape."""
         wanted = {one.name: one for one in self._model.wanted}
         known = set(wanted) | {_scale(name) for name in wanted}
-        unknown = [n for n in self._stored if n not in known and not n.startswith(self._model.elsewhere or ("\0",))]
+        unknown = [n for n in self._stored if n not in known and not n.startswith(self._model.elsewhere)]
         missing = [name for name in wanted if name not in self._stored]
         shapes = [problem for name in wanted.keys() & self._stored.keys() if (problem := self._shape(wanted[name]))]
         found = [_summary("missing", missing), _summary("unknown", unknown), *sorted(shapes)[:_SHOWN]]
