@@ -116,7 +116,7 @@ class _Stack:
                 if self._options.smoke:
                     return 0 if await smoke.ask(self._row("gateway").endpoints.http, out) else 1
             await _sleep(_SERVING_TICK_S if self._supervisor.serving else _STARTING_TICK_S, stop)
-        return 1 if self._supervisor.failed else 0
+        return 1 if self._supervisor.failed or self._options.smoke else 0
 
     async def _drain(self, screen: Screen) -> None:
         draining = asyncio.create_task(self._supervisor.drain(self._options.grace_s))

