@@ -32,4 +32,4 @@ class GatewaySettings(ServiceSettings, env_prefix="DEEPINFER_GATEWAY_"):
         description="milliseconds in which tokens after the first are gathered; 0: send each at once",
     )
     stale_s: float = Field(6.0, gt=0, description="seconds without a sign of a worker after which it gets no work")
-    probe_s: float = Field(1.0, gt=0, description="seconds of a worker's silence after which it is asked for a sign")
+    probe_s: float = Field(2.0, gt=0, description="seconds of a worker's silence after which it is asked for a sign")
