@@ -40,7 +40,7 @@ class Ops:
 
     name: str
     batch_invariant: bool
-    begin: Callable[[], None]  # called by the thread that is about to use the operators
+    begin: Callable[[], object]  # called by the thread that is about to use the operators
     pack: Callable[[Tensor, bool], Weights]  # [groups, out, in], rounds to bf16 -> storage this backend multiplies from
     linear: Callable[[Tensor, Weights], Tensor]
     hyper_pre: Callable[[Tensor, HyperSite], tuple[Tensor, Tensor, Tensor]]

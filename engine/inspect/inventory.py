@@ -81,7 +81,7 @@ def _mla(config: dict[str, Any], stored: frozenset[str] | None) -> Model:
     def layout(dtype: str) -> Layout:
         return mla_layout.mla_layout(parsed, dtype, _BLOCK_TOKENS)
 
-    return Model(parsed.model_type, parsed, tuple(names.wanted), layout, mla_names.upstream, ())
+    return Model(parsed.model_type, parsed, names.complete, layout, mla_names.upstream, ())
 
 
 def _v4(config: dict[str, Any], stored: frozenset[str] | None) -> Model:
@@ -91,7 +91,7 @@ def _v4(config: dict[str, Any], stored: frozenset[str] | None) -> Model:
     def layout(dtype: str) -> Layout:
         return v4_layout.v4_layout(parsed, dtype, _BLOCK_TOKENS)
 
-    return Model("deepseek_v4", parsed, tuple(names.wanted), layout, v4_names.upstream, ())
+    return Model("deepseek_v4", parsed, names.complete, layout, v4_names.upstream, ())
 
 
 def _v41(config: dict[str, Any], stored: frozenset[str] | None) -> Model:
@@ -102,7 +102,7 @@ def _v41(config: dict[str, Any], stored: frozenset[str] | None) -> Model:
     def layout(dtype: str) -> Layout:
         return v41_layout.v41_layout(parsed, options, dtype, _BLOCK_TOKENS)
 
-    wanted, elsewhere = tuple(names.wanted), v41_weights.ELSEWHERE
+    wanted, elsewhere = names.complete, names.elsewhere
     return Model("deepseek_v41", parsed, wanted, layout, v41_names.upstream, elsewhere)
 
 
@@ -112,6 +112,8 @@ class _Shapes:
     def __init__(self, stored: frozenset[str] | None, upstream: Callable[[str], str]) -> None:
         self._stored = None if stored is None else {upstream(name) for name in stored}
         self.wanted: list[Wanted] = []
+        self.elsewhere: tuple[str, ...] = ()
+        self.complete: tuple[Wanted, ...] = ()
 
     def has(self, prefix: str) -> bool:
         return self._stored is None or any(name.startswith(prefix) for name in self._stored)
@@ -128,10 +130,12 @@ class _Shapes:
         return RowTable(self.floats(name, rows, width), None)
 
     def leave(self, *prefixes: str) -> None:
-        """Nothing is left over here."""
+        """Notes the prefixes that belong to a part which is not loaded here."""
+        self.elsewhere += prefixes
 
     def finish(self) -> None:
-        """Nothing is left over here."""
+        """The builder has asked for everything: only now is the list complete."""
+        self.complete = tuple(self.wanted)
 
 
 _NO_OPS = cast(Ops, SimpleNamespace(pack=lambda weights, rounds: weights))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from kernels.ops import Ops
 from kernels.reference.attend import attend
 from kernels.reference.compress import compress
@@ -16,15 +18,10 @@ from kernels.reference.route import route
 from kernels.reference.route_groups import route_groups
 from kernels.reference.storage import store_rows
 
-
-def _begin() -> None:
-    """torch needs no preparation per thread."""
-
-
 OPS = Ops(
     name="reference",
     batch_invariant=False,
-    begin=_begin,
+    begin=nullcontext,  # torch needs no preparation per thread
     pack=pack,
     linear=linear,
     hyper_pre=hyper_pre,
