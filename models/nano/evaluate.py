@@ -11,7 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from models.nano.ask import Ask, Endpoint, Message, answers, started_stack
@@ -66,25 +74,36 @@ def chosen_classes(kinds: list[str] | None, renderer: Renderer) -> list[ProblemC
 
 
 def online(asked: list[ProblemClass], arguments: argparse.Namespace, ask: Ask, console: Console) -> list[Score]:
-    """Ask the endpoint; one progress bar for all classes."""
+    """Ask the endpoint; a progress bar for each class and one for all."""
     scores = []
-    with Progress(console=console) as progress:
-        bar = progress.add_task("problems", total=arguments.n * len(asked))
+    with Progress(*_columns(), console=console) as progress:
+        everything = progress.add_task("all", total=arguments.n * len(asked))
         for each in asked:
-            problems = evaluation_problems(each, arguments.n, arguments.seed)
+            bar = progress.add_task(each.kind, total=arguments.n)
             right = errors = 0
             wrong: list[tuple[Problem, Message | str]] = []
-            for problem, message in answers(problems, ask, arguments.concurrency):
+            for problem, message in answers(_drawn(each, arguments), ask, arguments.concurrency):
                 errors += isinstance(message, str)
                 good = isinstance(message, dict) and correct(problem, message)
                 right += good
                 wrong += [] if good else [(problem, message)]
                 progress.advance(bar)
+                progress.advance(everything)
+            progress.remove_task(bar)
             scores.append(Score(each.kind, each.difficulty, arguments.n, right, errors))
             console.print(f"{each.kind}: {right} of {arguments.n} right ({each.difficulty})", markup=False)
             for problem, message in wrong[: arguments.show_wrong]:
                 console.print(f"{each.kind}: wanted {problem.answer or problem.calls!r}, got {message!r}", markup=False)
     return scores
+
+
+def _columns() -> list[ProgressColumn]:
+    text = TextColumn("{task.description:<12}")
+    return [text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()]
+
+
+def _drawn(each: ProblemClass, arguments: argparse.Namespace) -> list[Problem]:
+    return evaluation_problems(each, arguments.n, arguments.seed)
 
 
 def offline(asked: list[ProblemClass], arguments: argparse.Namespace, renderer: Renderer) -> list[Score]:

@@ -21,6 +21,7 @@ from deepseek_recipe import (
 )
 from deepseek_recipe import Tokenizer as RecipeTokenizer
 
+from models.nano.data import recall
 from models.nano.data.check import correct
 from models.nano.data.mixture import TrainingMixture, classes, evaluation_problems
 from models.nano.data.problem import SPELL_CLOSE, SPELL_OPEN, Problem
@@ -38,6 +39,13 @@ def target_text(problem: Problem) -> str:
 
 def some(renderer: Renderer, kind: str, number: int) -> list[Problem]:
     return evaluation_problems(next(each for each in classes(renderer.count) if each.kind == kind), number, seed=11)
+
+
+def test_a_sentence_counts_as_many_tokens_as_it_encodes_to(renderer: Renderer) -> None:
+    rng = random.Random(3)
+    sentences = [*(recall.filler(rng) for _ in range(500)), *(fact.sentence for fact in recall.make_facts(rng, 100))]
+    for sentence in sentences:
+        assert renderer.count(sentence) == len(renderer.encode(f" {sentence}")), sentence
 
 
 @pytest.mark.parametrize("kind", KINDS)
