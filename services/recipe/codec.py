@@ -57,7 +57,10 @@ class Ending:
 
 
 class Codec:
-    """One model's encoding with its tokenizer. Holds no request; safe to use from several threads."""
+    """One model's encoding with its tokenizer. Holds no request; safe to use from several threads.
+
+    `silent` are the spellings of control tokens that its parsers may show as no text.
+    """
 
     def __init__(self, model: str, model_dir: Path, encoding: str) -> None:
         """Loads `tokenizer.json` and `config.json` of `model_dir`.
@@ -80,6 +83,9 @@ class Codec:
             reasoning_end=self._special(recipe.SpecialToken.ThinkingEnd),
             call=self._special(recipe.SpecialToken.Dsml),
         )
+        structure = (recipe.SpecialToken.ThinkingStart, recipe.SpecialToken.ThinkingEnd)
+        spellings = (files.full.decode([token], skip_special_tokens=False) for token in sorted(self._marks.eos))
+        self.silent = (*filter(None, spellings), *(token.default_str() for token in structure))
 
     def render_chat(self, body: bytes) -> Rendered:
         """Renders one OpenAI Chat Completions request.

@@ -41,9 +41,9 @@ class Session(Protocol):
 class ChatSession:
     """An answer in OpenAI's chat form."""
 
-    def __init__(self, parser: TokenParser, stops: Sequence[str], writer: ChunkWriter | BodyWriter) -> None:
+    def __init__(self, parser: TokenParser, trim: StopTrim, writer: ChunkWriter | BodyWriter) -> None:
         self._parser = parser
-        self._trim = StopTrim(stops)
+        self._trim = trim
         self._writer = writer
 
     def push(self, token_ids: Sequence[int], logprobs: TokenLogprobs | None = None) -> Step:
@@ -64,9 +64,9 @@ class ChatSession:
 class TextSession:
     """A continuation of plain text; it has no wire form of its own."""
 
-    def __init__(self, parser: TextParser, stops: Sequence[str]) -> None:
+    def __init__(self, parser: TextParser, trim: StopTrim) -> None:
         self._parser = parser
-        self._trim = StopTrim(stops)
+        self._trim = trim
 
     def push(self, token_ids: Sequence[int], logprobs: TokenLogprobs | None = None) -> Step:
         """Log probabilities name tokens, not text: the caller has them already."""

@@ -19,6 +19,7 @@ from services.recipe.codec import Codec
 from services.recipe.crew import Crew
 from services.recipe.parse import ChatSession, Session, TextSession
 from services.recipe.settings import RecipeSettings
+from services.recipe.trim import StopTrim
 
 _DIALECTS = (recipe_pb2.DIALECT_TEXT, recipe_pb2.DIALECT_OPENAI_CHAT)
 _MAX_STOPS = 64
@@ -68,14 +69,15 @@ class RecipeServicer(recipe_pb2_grpc.RecipeServiceServicer):
         start = first.start
         if len(start.stop) > _MAX_STOPS:
             raise InvalidArgument("too many stop strings", field="start.stop", fix=f"send at most {_MAX_STOPS}")
+        trim = StopTrim(start.stop, self._codec.silent)
         if start.dialect == recipe_pb2.DIALECT_TEXT:
-            return TextSession(self._codec.text_parser(), start.stop)
+            return TextSession(self._codec.text_parser(), trim)
         if start.dialect != recipe_pb2.DIALECT_OPENAI_CHAT:
             raise _unknown_dialect()
         parsing = options.load(start.parsing_options)
         heading = Heading(start.request_id, start.model or self._codec.model, start.created, parsing.thinking)
         writer = ChunkWriter(heading, start.include_usage) if start.stream else BodyWriter(heading)
-        return ChatSession(self._codec.chat_parser(parsing, start.request_id), start.stop, writer)
+        return ChatSession(self._codec.chat_parser(parsing, start.request_id), trim, writer)
 
     def _push(self, session: Session, tokens: recipe_pb2.ParseTokens) -> recipe_pb2.ParseResponse:
         if len(tokens.token_ids) > self._settings.max_parse_tokens:

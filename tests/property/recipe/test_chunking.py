@@ -18,6 +18,7 @@ from services.recipe.codec import Codec
 from services.recipe.deltas import Delta, coalesce
 from services.recipe.options import ParsingOptions
 from services.recipe.parse import ChatSession
+from services.recipe.trim import StopTrim
 from tests.support import bytemodel
 
 USAGE = TokenUsage(1, 0, 1, 0)
@@ -48,7 +49,7 @@ def codec() -> Codec:
 def told(tokens: list[int], cuts: list[int], parsing: ParsingOptions, stops: tuple[str, ...]) -> Any:
     """Neutral events, coalesced, and the end, of `tokens` cut at `cuts`."""
     writer = ChunkWriter(Heading("r", "bytes", 1, parsing.thinking), include_usage=False)
-    chat = ChatSession(codec().chat_parser(parsing, "r"), stops, writer)
+    chat = ChatSession(codec().chat_parser(parsing, "r"), StopTrim(stops), writer)
     deltas: list[Delta] = []
     for start, stop in pairwise([0, *sorted(cuts), len(tokens)]):
         deltas += chat.push(tokens[start:stop]).deltas
@@ -80,7 +81,7 @@ def test_nothing_after_the_stop_string_that_ended_the_answer_is_told(text: str, 
     prefix = text.replace("STOP", "")[:cut]
     tokens = bytemodel.encode(prefix + "@@")
     writer = ChunkWriter(Heading("r", "bytes", 1, False), include_usage=False)
-    chat = ChatSession(codec().chat_parser(ParsingOptions(), "r"), ("@@",), writer)
+    chat = ChatSession(codec().chat_parser(ParsingOptions(), "r"), StopTrim(["@@"]), writer)
     deltas = [delta for token in tokens for delta in chat.push([token]).deltas]
     deltas += chat.finish("stop", "@@", USAGE).step.deltas
     assert "@" not in "".join(delta.text for delta in deltas)

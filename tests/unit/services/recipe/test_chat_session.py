@@ -13,6 +13,7 @@ from services.recipe.codec import Codec
 from services.recipe.deltas import Delta, Kind
 from services.recipe.options import ParsingOptions
 from services.recipe.parse import ChatSession, End, TextSession
+from services.recipe.trim import StopTrim
 from tests.support import bytemodel
 
 CALL = (
@@ -29,7 +30,7 @@ def session(
 ) -> ChatSession:
     heading = Heading("req-1", "bytes", 1234, parsing.thinking)
     writer = ChunkWriter(heading, include_usage=True) if stream else BodyWriter(heading)
-    return ChatSession(codec.chat_parser(parsing, heading.id), stops, writer)
+    return ChatSession(codec.chat_parser(parsing, heading.id), StopTrim(stops, codec.silent), writer)
 
 
 def answer(chat: ChatSession, text: str, reason: str = "stop", stop: str = "") -> tuple[list[Delta], list[Any], End]:
@@ -131,15 +132,45 @@ def test_logprobs_must_match_the_tokens(codec: Codec) -> None:
 
 
 def test_plain_text_keeps_control_tokens_as_spelled(codec: Codec) -> None:
-    text = TextSession(codec.text_parser(), ())
+    text = TextSession(codec.text_parser(), StopTrim(()))
     step = text.push(bytemodel.encode("a</think>é"))
     assert [delta.text for delta in step.deltas] == ["a</think>é"]
     assert step.wire == ()
 
 
 def test_plain_text_is_cut_at_whole_characters(codec: Codec) -> None:
-    text = TextSession(codec.text_parser(), ())
+    text = TextSession(codec.text_parser(), StopTrim(()))
     tokens = bytemodel.encode("é😀")
     said = ["".join(delta.text for delta in text.push([token]).deltas) for token in tokens]
     assert said == ["", "é", "", "", "", "😀"]
     assert text.finish("stop", "", USAGE).step.deltas == []
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "shown"),
+    [
+        ("so</think>one two<｜end▁of▁sentence｜>", "two<｜end▁of▁sentence｜>", "so|one "),
+        ("so</think>one<｜end▁of▁sentence｜>two", "ne<｜end▁of▁sentence｜>two", "so|o"),
+        ("so sum</think>", "sum</think>", "so |"),
+        ("so sum</think>one", "sum</think>one", "so |"),
+        ("so</think>one<｜User｜>", "ne<｜User｜>", "so|o"),
+        ("so</think>one<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "so|one"),
+    ],
+)
+@pytest.mark.parametrize("tokens_at_a_time", [1, 1000])
+def test_a_stop_string_with_control_tokens_is_trimmed(
+    codec: Codec, text: str, stop: str, shown: str, tokens_at_a_time: int
+) -> None:
+    chat, tokens = session(codec, stops=(stop,)), bytemodel.encode(text)
+    steps = [chat.push(tokens[at : at + tokens_at_a_time]) for at in range(0, len(tokens), tokens_at_a_time)]
+    deltas = [delta for step in (*steps, chat.finish("stop", stop, USAGE).step) for delta in step.deltas]
+    said = ["".join(d.text for d in deltas if d.kind is kind) for kind in (Kind.REASONING, Kind.CONTENT)]
+    assert "|".join(said) == shown
+
+
+def test_plain_text_ends_before_a_stop_string_with_control_tokens(codec: Codec) -> None:
+    stop = "o<｜end▁of▁sentence｜>t"
+    text = TextSession(codec.text_parser(), StopTrim([stop], codec.silent))
+    steps = [text.push([token]) for token in bytemodel.encode("ot, two<｜end▁of▁sentence｜>t")]
+    steps.append(text.finish("stop", stop, USAGE).step)
+    assert "".join(delta.text for step in steps for delta in step.deltas) == "ot, tw"
