@@ -14,7 +14,7 @@ from engine.checkpoint.errors import CheckpointError
 from engine.errors import InvalidParameter
 from engine.families.v41.vision.config import ImageLimits, parse_vision
 from engine.families.v41.vision.sizing import Plan, plan
-from tests.unit.families.v41.material import DATA, flash_config
+from tests.unit.families.v41.vision.material import DATA, flash_config
 
 
 def published() -> ImageLimits:
