@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from engine.cache.records import mla, v4
+from engine.families.mla import records as mla
+from engine.families.v4 import records as v4
 from engine.families.v41 import records as v41
 from engine.inspect.inventory import Model
 from engine.layout import CacheGroup, GroupKind, Layout

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.cache.pool import CachePool
+from engine.cache.records.blocks import ENTRY_FP4, INDEX_FP4, WINDOW_FP8, BlockFormat
 from engine.families.v41.config import V41Config
-from engine.families.v41.formats import ENTRY_FP4, INDEX_FP4, WINDOW_FP8, BlockFormat
 from engine.families.v41.layout import WINDOW, entry_group, index_group, open_group
 from engine.families.v41.options import Options
 from engine.families.v41.schedule import Role

@@ -8,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cache.records import MixedRecord, PlainRecord, ScaleKind, mla, v4
+from engine.cache.records import MixedRecord, PlainRecord, ScaleKind
+from engine.families.mla import records as mla
+from engine.families.v4 import records as v4
 
 # E4M3 magnitudes by code, from its definition: four exponent bits with bias 7, three mantissa bits, code 127 is NaN.
 E4M3 = [(code & 7) / 8 * 2**-6 if code < 8 else (1 + (code & 7) / 8) * 2 ** ((code >> 3) - 7) for code in range(127)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.cache.records.blocks import ENTRY_FP4, INDEX_FP4, WINDOW_FP8, BlockFormat
 from engine.families.v41.config import parse
-from engine.families.v41.formats import ENTRY_FP4, INDEX_FP4, WINDOW_FP8, BlockFormat
 from engine.families.v41.records import (
     entry_record,
     global_bytes_per_token,

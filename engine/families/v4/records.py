@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.cache.records.record import MixedRecord, PlainRecord, Record, ScaleKind
-from engine.families.v41.formats import INDEX_FP4
-from engine.families.v41.records import Record as BlockRecord
+from engine.cache.records import MixedRecord, PlainRecord, ScaleKind
+from engine.cache.records.blocks import INDEX_FP4, BlockRecord
 
 
 def row_bf16(width: int) -> PlainRecord:
@@ -19,7 +18,7 @@ def row_fp8(width: int, rope: int) -> MixedRecord:
     return MixedRecord("v4.row.e4m3-e8m0x64.1", width - rope, 64, rope, ScaleKind.E8M0, scales_last=True, padding=1)
 
 
-def index_fp4(width: int) -> Record:
+def index_fp4(width: int) -> BlockRecord:
     """Index key in E2M1, low nibble first, then one E8M0 scale per 32. 68 bytes at 128. The key is already rotated."""
     return BlockRecord("v4.index.e2m1-e8m0x32.1", width, INDEX_FP4)
 

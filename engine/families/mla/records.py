@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.cache.records.record import MixedRecord, PlainRecord, ScaleKind
+from engine.cache.records import MixedRecord, PlainRecord, ScaleKind
 
 
 def latent_bf16(rank: int, rope: int) -> PlainRecord:

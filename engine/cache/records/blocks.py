@@ -1,4 +1,4 @@
-"""Number formats of V4.1's cached records: FP8 and FP4 blocks with their scales, encoded and decoded exactly.
+"""Records of FP8 or FP4 blocks, each with its scale: encoded and decoded exactly.
 
 E4M3 and E2M1 codes (OCP Microscaling); a scale is E8M0 (byte b is 2**(b - 127)) or itself E4M3. Codes round to
 nearest, ties to even.
@@ -100,3 +100,34 @@ INDEX_FP4 = BlockFormat(
     _e8m0_code,
     _e8m0_value,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRecord:
+    """`width` channels in one block format, codes first, then scales."""
+
+    version: str
+    width: int
+    format: BlockFormat
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.width % self.format.block:
+            raise ValueError(f"{self.version}: {self.width} channels are not whole blocks of {self.format.block}")
+
+    @property
+    def bytes(self) -> int:
+        """Size of one record."""
+        return self.format.record_bytes(self.width)
+
+    def pack(self, values: torch.Tensor) -> torch.Tensor:
+        """fp32 [..., width] -> uint8 [..., bytes]. ValueError for another width."""
+        if values.shape[-1] != self.width:
+            raise ValueError(f"{self.version}: {values.shape[-1]} channels, expected {self.width}")
+        return torch.cat(self.format.encode(values), -1)
+
+    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
+        """uint8 [..., bytes] -> fp32 [..., width]. ValueError for another size."""
+        if packed.dtype != torch.uint8 or packed.shape[-1] != self.bytes:
+            raise ValueError(f"{self.version}: {packed.dtype} [..., {packed.shape[-1]}], expected {self.bytes} bytes")
+        codes, scales = packed.split([self.width * self.format.code_bits // 8, self.width // self.format.block], -1)
+        return self.format.decode(codes, scales)

@@ -1,0 +1,30 @@
+"""The `serving` section of config.json: switches for what a family's makers leave open. Knows no family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.checkpoint.errors import CheckpointError
+
+SECTION = "serving"
+
+
+def flags(config: dict[str, Any], options: type) -> dict[str, bool]:
+    """True or false for every field of the dataclass `options`, false where absent.
+
+    Raises CheckpointError naming the key for anything else, and for a switch that the family does not have.
+    """
+    section = config.get(SECTION, {})
+    if not isinstance(section, dict):
+        raise _refusal(SECTION, f"{section!r} is not a section", "write an object of switches")
+    known = list(options.__dataclass_fields__)
+    if unknown := sorted(set(section) - set(known)):
+        raise _refusal(SECTION, f"{unknown} unknown", f"use {', '.join(known)}" if known else "leave the section out")
+    for key, value in section.items():
+        if not isinstance(value, bool):
+            raise _refusal(key, f"{value!r} is neither true nor false", "write true or false")
+    return {key: section.get(key, False) for key in known}
+
+
+def _refusal(item: str, message: str, fix: str) -> CheckpointError:
+    return CheckpointError(message, file="config.json", item=item, fix=fix)
