@@ -57,17 +57,14 @@ def write(family: str, folder: Path, seed: int = 0, quantized: bool = False) -> 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidParameter("folder", f"{folder} exists and is not an empty folder", "name a new or empty folder")
     WRITERS[family](folder, seed, quantized)
-    vocab_size = _lift_limits(folder / "config.json")
-    (folder / "tokenizer.json").write_text(tiny_tokenizer.build(vocab_size), encoding="utf-8")
+    tokenizer = tiny_tokenizer.build(_vocab_size(folder / "config.json"))
+    (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     return folder
 
 
-def _lift_limits(path: Path) -> int:
-    """Repeats a nested section's limits at the top, where the recipe service looks for them; the vocabulary's size."""
+def _vocab_size(path: Path) -> int:
     config = json.loads(path.read_text(encoding="utf-8"))
-    limits = {key: config.get("text_config", config)[key] for key in ("vocab_size", "max_position_embeddings")}
-    path.write_text(json.dumps({**config, **limits}, indent=1), encoding="utf-8")
-    return int(limits["vocab_size"])
+    return int(config.get("text_config", config)["vocab_size"])
 
 
 def main(arguments: list[str]) -> int:

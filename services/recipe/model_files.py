@@ -11,6 +11,8 @@ from tokenizers import Tokenizer
 
 from fabric.errors import StartError
 
+_LIMITS = ("max_position_embeddings", "vocab_size")
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
@@ -61,15 +63,21 @@ def _read(path: Path) -> str:
 
 
 def _config(path: Path) -> dict[str, Any]:
+    """The values of config.json, those of the language model's section in front."""
     try:
         tree = json.loads(_read(path))
     except (ValueError, RecursionError) as error:
         raise StartError(f"{path} is not JSON", field="model", fix="download the file again") from error
-    needed = ("max_position_embeddings", "vocab_size")
-    bad = [name for name in needed if not isinstance(tree, dict) or not isinstance(tree.get(name), int)]
-    if bad:
-        raise StartError(f"{path}: {bad[0]} is not a whole number", field="model", fix=f"set {bad[0]}")
-    return dict(tree)
+    if not isinstance(tree, dict):
+        raise StartError(f"{path} is not a JSON object", field="model", fix="download the file again")
+    # V4.1 keeps the language model's values in a section of their own, where the engine reads them, too.
+    section, prefix = (tree["text_config"], "text_config.") if "text_config" in tree else (tree, "")
+    if not isinstance(section, dict):
+        raise StartError(f"{path}: text_config is not a section", field="model", fix="download the file again")
+    for name in _LIMITS:
+        if type(section.get(name)) is not int:
+            raise StartError(f"{path}: {prefix}{name} is not a whole number", field="model", fix=f"set {prefix}{name}")
+    return {**tree, **section}
 
 
 def _eos(value: object) -> frozenset[int]:

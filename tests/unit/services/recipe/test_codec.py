@@ -13,6 +13,8 @@ from services.recipe import options
 from services.recipe.codec import Codec, Rendered
 from tests.support import bytemodel
 
+DATA = Path(__file__).parents[3] / "data"
+
 USER = {"role": "user", "content": "x"}
 TOOL = {
     "type": "function",
@@ -171,6 +173,8 @@ def test_a_missing_file_stops_the_start_by_name(tmp_path: Path, missing: str) ->
         ("tokenizer.json", "not json"),
         ("config.json", "[]"),
         ("config.json", '{"vocab_size": "many", "max_position_embeddings": 10}'),
+        ("config.json", '{"vocab_size": true, "max_position_embeddings": 10}'),
+        ("config.json", '{"vocab_size": 10, "max_position_embeddings": 10, "text_config": []}'),
     ],
 )
 def test_a_broken_file_stops_the_start_by_name(tmp_path: Path, file: str, text: str) -> None:
@@ -179,6 +183,19 @@ def test_a_broken_file_stops_the_start_by_name(tmp_path: Path, file: str, text: 
     with pytest.raises(StartError) as caught:
         Codec("m", folder, "v4.1")
     assert file in caught.value.message
+
+
+def test_limits_are_read_from_the_section_where_v41_publishes_them(tmp_path: Path) -> None:
+    folder = bytemodel.write(tmp_path / "model")
+    published = (DATA / "v41" / "flash-config.json").read_text()
+    (folder / "config.json").write_text(published)
+    codec = Codec("m", folder, "v4.1")
+    assert (codec.max_context_tokens, codec.vocab_size) == (1_048_576, 129_280)
+    tree = json.loads(published)
+    del tree["text_config"]["vocab_size"]
+    (folder / "config.json").write_text(json.dumps(tree | {"vocab_size": 10}))
+    with pytest.raises(StartError, match=r"config\.json: text_config\.vocab_size is not a whole number"):
+        Codec("m", folder, "v4.1")
 
 
 def test_a_tokenizer_of_another_encoding_stops_the_start(tmp_path: Path) -> None:
