@@ -29,13 +29,15 @@ class Finding:
 
 
 Check = Callable[[], Finding]
+LongCheck = Callable[[Callable[[int, int], None]], Finding]
+"""A check that tells what it has done, of how much, while it runs."""
 
 _STYLES = {Health.OK: "green", Health.WARN: "yellow", Health.FAIL: "bold red"}
 
 
-def doctor(checks: dict[str, Check]) -> int:
-    """Runs every check and prints a row for each. Exit code 1 when one fails."""
-    findings = _run(checks)
+def doctor(checks: dict[str, Check], long: dict[str, LongCheck] | None = None) -> int:
+    """Runs every check, the `long` ones last and with a bar, and prints a row for each. Exit code 1 when one fails."""
+    findings = _run(checks) | {name: _watched(name, check) for name, check in (long or {}).items()}
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("check", "", "found", "fix"):
         table.add_column(heading, overflow="fold")
@@ -56,6 +58,12 @@ def _run(checks: dict[str, Check]) -> dict[str, Finding]:
             findings[name] = _guarded(check)
             progress.advance(watching)
     return findings
+
+
+def _watched(name: str, check: LongCheck) -> Finding:
+    with Progress(console=out, transient=True) as progress:
+        watching = progress.add_task(f"checking {name}", total=None)
+        return _guarded(lambda: check(lambda done, total: progress.update(watching, completed=done, total=total)))
 
 
 def _guarded(check: Check) -> Finding:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli import backing, machine
+from cli import backing, machine, sums
 from cli.chat import ChatOptions
 from cli.chat import chat as run_chat
 from cli.console import reports_errors
@@ -80,6 +80,7 @@ def chat(
 def doctor(
     model: Annotated[Path, typer.Option(help="Model folder to look at.")] = NANO,
     http_port: Annotated[int, typer.Option(min=1, max=65535, help="Port that the gateway would take.")] = HTTP_PORT,
+    deep: Annotated[bool, typer.Option("--deep", help="Read the whole model and compare with its SHA256SUMS.")] = False,
 ) -> int:
     """Check this machine and say how to fix what a stack would miss. Exit code 1 when something fails."""
     return run_doctor(
@@ -99,7 +100,8 @@ def doctor(
             "torch": backing.torch,
             "KV transport": backing.transport,
             "model": partial(backing.model, model),
-        }
+        },
+        {"every byte": partial(sums.verify, model)} if deep else None,
     )
 
 

@@ -10,6 +10,7 @@ from blake3 import blake3
 from engine.errors import InvalidParameter
 from engine.layout import Layout
 
+SUMS_FILE = "SHA256SUMS"
 _HASHED_WHOLE_BYTES = 2**30
 _SAMPLE_BYTES = 2**20
 _SAMPLES = 16
@@ -17,7 +18,7 @@ _SAMPLES = 16
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Facts of one loaded model. `revision` changes with any weight: it is part of every prefix key."""
+    """Facts of one loaded model. `revision` changes with any of its files: it is part of every prefix key."""
 
     name: str
     revision: str
@@ -29,20 +30,23 @@ class ModelInfo:
 
 
 def model_revision(model_dir: Path) -> str:
-    """Hex BLAKE3 over config and weight files.
+    """Hex BLAKE3 over every file that decides what tokens mean and what comes out.
 
-    Up to 1 GiB every byte counts; above, each file's size, its first MiB (which holds the safetensors header) and
-    evenly spaced samples do, so that a large model still opens quickly. Raises InvalidParameter if there is no config.
+    Those are all `*.json` (config, tokenizer, shard index, Engram's token map) and SHA256SUMS, byte for byte, and the
+    weights. Up to 1 GiB of weights every byte counts; above, each file's size, its first MiB (which holds the
+    safetensors header) and evenly spaced samples do, so that a large model still opens quickly. A SHA256SUMS in the
+    folder speaks for the bytes between the samples; `deepinfer doctor --deep` proves it. Raises InvalidParameter if
+    there is no config.
     """
-    config = model_dir / "config.json"
-    if not config.is_file():
-        raise InvalidParameter("model_dir", f"{config} is missing", "point it at a model directory")
+    if not (model_dir / "config.json").is_file():
+        raise InvalidParameter("model_dir", f"{model_dir / 'config.json'} is missing", "point it at a model directory")
     weights = sorted(model_dir.glob("*.safetensors"))
+    small = sorted([*model_dir.glob("*.json"), *model_dir.glob(SUMS_FILE)])
     whole = sum(path.stat().st_size for path in weights) <= _HASHED_WHOLE_BYTES
-    digest = blake3(config.read_bytes())
-    for path in weights:
-        digest.update(f"{path.name}:{path.stat().st_size}".encode())
-        if whole:
+    digest = blake3()
+    for path in (*small, *weights):
+        digest.update(f"{path.name}:{path.stat().st_size}\n".encode())
+        if whole or path in small:
             digest.update_mmap(path)
         else:
             _sample(path, digest)

@@ -18,6 +18,14 @@ def test_only_a_failure_fails_the_doctor(health, code):
     assert doctor.doctor({"fine": lambda: Finding(Health.OK, ""), "other": lambda: Finding(health, "")}) == code
 
 
+def test_a_long_check_reports_while_it_runs_and_counts_as_any_other():
+    def long(tell):
+        tell(1, 2)
+        return Finding(Health.FAIL, "half of it is broken")
+
+    assert doctor.doctor({"fine": lambda: Finding(Health.OK, "")}, {"every byte": long}) == 1
+
+
 def test_a_check_that_breaks_is_a_finding_and_the_others_still_run(monkeypatch):
     console = Console(file=io.StringIO(), width=200)
     monkeypatch.setattr(doctor, "out", console)

@@ -52,6 +52,25 @@ def test_the_revision_changes_with_any_byte_of_config_or_weights(tmp_path: Path)
     assert len({revision, changed, model_revision(tmp_path)}) == 3
 
 
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "engram_token_map.json", "model.safetensors.index.json", "SHA256SUMS"]
+)
+def test_the_revision_changes_with_every_file_that_decides_what_tokens_mean(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    revisions = [model_revision(tmp_path)]
+    for content in ("{}", "{} ", ""):
+        (tmp_path / name).write_text(content)
+        revisions.append(model_revision(tmp_path))
+    assert len(set(revisions)) == 4
+
+
+def test_the_revision_ignores_files_that_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    revision = model_revision(tmp_path)
+    (tmp_path / "README.md").write_text("a model card")
+    assert model_revision(tmp_path) == revision
+
+
 def test_large_weights_are_sampled_from_both_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.model._HASHED_WHOLE_BYTES", 1)
     monkeypatch.setattr("engine.model._SAMPLE_BYTES", 64)
