@@ -11,10 +11,15 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural-log probability of one token and of the likeliest tokens at its position, best first."""
+    """Natural-log probability of one token and of the likeliest tokens at its position, best first.
+
+    `rank` is the token's place among the whole vocabulary, from 1; of equally likely tokens the lower id goes first,
+    in `top` as well.
+    """
 
     token: int
     logprob: float
+    rank: int
     top: tuple[tuple[int, float], ...]
 
 
@@ -26,15 +31,22 @@ def token_logprobs(
     scores -= scores.max(axis=1, keepdims=True)
     scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
     return tuple(
-        TokenLogprob(token, float(row[token]), _top(row, count))
+        TokenLogprob(token, float(row[token]), _rank(row, token), _top(row, count))
         for row, token, count in zip(scores, tokens, tops, strict=True)
     )
+
+
+def _rank(row: NDArray[np.float64], token: int) -> int:
+    ahead = np.count_nonzero(row > row[token]) + np.count_nonzero(row[:token] == row[token])
+    return int(ahead) + 1
 
 
 def _top(row: NDArray[np.float64], count: int) -> tuple[tuple[int, float], ...]:
     count = min(count, len(row))
     if count == 0:
         return ()
-    likeliest = np.argpartition(-row, count - 1)[:count]
+    last = -np.partition(-row, count - 1)[count - 1]
+    ahead = np.flatnonzero(row > last)
+    likeliest = np.concatenate((ahead, np.flatnonzero(row == last)[: count - len(ahead)]))
     ordered = likeliest[np.lexsort((likeliest, -row[likeliest]))]
     return tuple((int(token), float(row[token])) for token in ordered)

@@ -75,14 +75,14 @@ def unpack_sampling(message: pb.SamplingParams) -> SamplingParams:
 
 def pack_logprob(logprob: TokenLogprob) -> pb.TokenLogprob:
     alternatives = [pb.TokenAlternative(token_id=token, logprob=value) for token, value in logprob.top]
-    ranks = [token for token, _ in logprob.top]
-    rank = ranks.index(logprob.token) + 1 if logprob.token in ranks else 0
-    return pb.TokenLogprob(token_id=logprob.token, logprob=logprob.logprob, rank=rank, alternatives=alternatives)
+    return pb.TokenLogprob(
+        token_id=logprob.token, logprob=logprob.logprob, rank=logprob.rank, alternatives=alternatives
+    )
 
 
 def unpack_logprob(message: pb.TokenLogprob) -> TokenLogprob:
     top = tuple((item.token_id, item.logprob) for item in message.alternatives)
-    return TokenLogprob(message.token_id, message.logprob, top)
+    return TokenLogprob(message.token_id, message.logprob, message.rank, top)
 
 
 def pack_logprobs(logprobs: Iterable[TokenLogprob]) -> list[pb.TokenLogprob]:

@@ -129,5 +129,15 @@ def test_logprobs_are_the_models_own_best_first() -> None:
 
 def test_logprobs_order_equals_by_token() -> None:
     (entry,) = token_logprobs(np.zeros((1, 6), dtype=np.float32), [4], [3])
-    assert entry.logprob == pytest.approx(-np.log(6)) and len(entry.top) == 3
-    assert [token for token, _ in entry.top] == sorted(token for token, _ in entry.top)
+    assert entry.logprob == pytest.approx(-np.log(6)) and entry.rank == 5
+    assert [token for token, _ in entry.top] == [0, 1, 2]
+
+
+def test_the_rank_of_a_token_counts_the_whole_vocabulary() -> None:
+    rng = np.random.default_rng(5)
+    logits = rng.integers(-4, 4, (40, 30)).astype(np.float32)  # many of them equal
+    tokens = rng.integers(0, 30, 40).tolist()
+    for row, token, entry in zip(logits, tokens, token_logprobs(logits, tokens, [6] * 40), strict=True):
+        order = sorted(range(30), key=lambda other: (-row[other], other))
+        assert entry.rank == order.index(token) + 1
+        assert [other for other, _ in entry.top] == order[:6]
