@@ -14,7 +14,7 @@ from fabric.discovery import Discovery, MemberInfo, open_discovery
 from fabric.discovery.base import Snapshot
 from fabric.discovery.etcd import Endpoint, EtcdDiscovery, Timing
 from fabric.errors import StartError, Unavailable
-from tests.support.etcd import EtcdServer, etcd_server, free_ports
+from tests.support.servers import Server, etcd_server, free_ports
 
 # etcd grants no lease shorter than 2 s; the rest is scaled to it.
 FAST = Timing(lease_s=2, refresh_s=0.4, call_s=0.5, relist_s=0.5, backoff_min_s=0.05, backoff_max_s=0.2)
@@ -26,13 +26,13 @@ OTHER = dataclasses.replace(ONE, service="prefill", instance="prefill-1")
 
 
 @pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with etcd_server(tmp_path_factory.mktemp("etcd")) as server:
         yield server
 
 
 @pytest.fixture
-def own_etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+def own_etcd(tmp_path: Path) -> Iterator[Server]:
     """One that a test may break."""
     with etcd_server(tmp_path) as server:
         yield server
@@ -43,7 +43,7 @@ def dynamic(request: pytest.FixtureRequest) -> str:
     """URLs of the backends that instances register with."""
     if request.param == "memory":
         return f"memory://{request.node.name}"
-    etcd: EtcdServer = request.getfixturevalue("etcd")
+    etcd: Server = request.getfixturevalue("etcd")
     return etcd.url
 
 
@@ -53,7 +53,7 @@ def any_backend(request: pytest.FixtureRequest) -> str:
         case "memory":
             return f"memory://{request.node.name}"
         case "etcd":
-            etcd: EtcdServer = request.getfixturevalue("etcd")
+            etcd: Server = request.getfixturevalue("etcd")
             return etcd.url
     return "static://decode=127.0.0.1:7001"
 
@@ -166,7 +166,7 @@ async def test_no_etcd_is_unavailable_within_the_wait():
             await discovery.ready(0.6)
 
 
-def fast(etcd: EtcdServer) -> EtcdDiscovery:
+def fast(etcd: Server) -> EtcdDiscovery:
     return EtcdDiscovery(Endpoint.parse(etcd.url), FAST)
 
 

@@ -10,7 +10,7 @@ import pytest
 from services.kvstore.hints import Hints
 from services.kvstore.index import Index, IndexLost, open_index
 from tests.support.clock import FakeClock
-from tests.support.redis import redis_server
+from tests.support.servers import redis_server
 
 KEYS = [bytes([number]) * 32 for number in range(4)]
 TTL_S = 0.4

@@ -11,7 +11,7 @@ from engine.sampling.params import SamplingParams
 from fabric.channels import call
 from protos.deepinfer.v1 import kvstore_pb2
 from tests.support.oracle import Oracle
-from tests.support.redis import redis_server
+from tests.support.servers import redis_server
 from tests.support.stack import Stack, worker_stack
 
 TOKENS = [3 + index % 400 for index in range(700)]

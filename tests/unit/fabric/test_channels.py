@@ -11,8 +11,8 @@ from fabric.channels import MAX_MESSAGE_BYTES, Channels, call, stream
 from fabric.errors import DeadlineExceeded, Exhausted, Unavailable
 from fabric.server import Chassis
 from tests.support.echo import EchoSettings, EchoStub, build
-from tests.support.etcd import free_ports
 from tests.support.faultproxy import Faults, fault_proxy
+from tests.support.servers import free_ports
 
 SLACK_S = 1.0
 
