@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+
+from blake3 import blake3
 
 from engine.checkpoint.errors import CheckpointError
 from engine.engine import Engine
@@ -20,7 +23,7 @@ from fabric.kvlink import Link, open_link
 from fabric.lifecycle import Identity, new_identity
 from fabric.telemetry import logs
 from fabric.telemetry.metrics import Metrics
-from kernels import KernelError, choose
+from kernels import KernelError, cache, choose
 from services.worker.settings import WorkerSettings
 from services.worker.telemetry import StepMetrics
 
@@ -88,11 +91,22 @@ def _warm_up(engine: Engine) -> None:
                 raise event.error
 
 
+def _compiled_for(settings: WorkerSettings) -> str:
+    """Names what decides which kernels the warm-up compiles."""
+    config = settings.model / "config.json"
+    family = config.read_bytes() if config.is_file() else b""
+    return blake3(f"{settings.dtype} {settings.batch_invariant} ".encode() + family).hexdigest()[:16]
+
+
 def _open_engine(settings: WorkerSettings) -> tuple[Engine, str]:
     try:
         kernels = choose(settings.kernels, batch_invariant=settings.batch_invariant).name
-        engine = Engine.open(settings.engine_config())
-        _warm_up(engine)
+        compiled = cache.folder_of(kernels)
+        with cache.compiled_once(compiled, _compiled_for(settings), _log.info):
+            engine = Engine.open(settings.engine_config())
+            _warm_up(engine)
+        for old in cache.sweep(compiled, time.time()):
+            _log.info("kernels of an older version removed", folder=old.name)
         return engine, kernels
     except CheckpointError as error:
         raise StartError(str(error), field="model") from error
