@@ -28,6 +28,10 @@ def chat(text: str = "hi", **fields: Any) -> gateway_pb2.ChatRequest:
     return gateway_pb2.ChatRequest(model=fakeworkers.MODEL, messages=[message], **fields)
 
 
+def generate(model: str = fakeworkers.MODEL, **fields: Any) -> gateway_pb2.GatewayServiceGenerateRequest:
+    return gateway_pb2.GatewayServiceGenerateRequest(model=model, **fields)
+
+
 async def test_a_chat_streams_reasoning_then_content(stack: FrontStack, stub: Any) -> None:
     tokens = [*bytemodel.encode("why</think>because"), bytemodel.EOS]
     stack.script.answer = lambda prompt: tokens
@@ -57,8 +61,7 @@ async def test_a_continuation_takes_text_or_tokens(stack: FrontStack, stub: Any,
     stack.script.answer = lambda prompt: tokens
     prompt: dict[str, Any] = {"token_ids": gateway_pb2.TokenIds(ids=ids)} if as_ids else {"text": "abc"}
     sampling = common_pb2.SamplingParams(max_tokens=9, temperature=0, logprobs=1)
-    request = gateway_pb2.GatewayServiceGenerateRequest(model=fakeworkers.MODEL, sampling=sampling, **prompt)
-    replies = [reply async for reply in stream(stub.Generate, request)]
+    replies = [reply async for reply in stream(stub.Generate, generate(sampling=sampling, **prompt))]
     assert [token for reply in replies for token in reply.token_ids] == tokens[:9]
     assert "".join(reply.text for reply in replies) == "d</think>é"
     assert sum(len(reply.logprobs) for reply in replies) == len(tokens)
@@ -72,11 +75,36 @@ async def test_models_tell_their_limits(stub: Any) -> None:
     assert (served.prefill_workers, served.decode_workers) == (1, 1)
 
 
-async def test_a_bad_request_carries_its_field(stub: Any) -> None:
-    request = chat(sampling=common_pb2.SamplingParams(temperature=float("nan")))
-    with pytest.raises(errors.InvalidArgument) as caught:
-        _ = [reply async for reply in stream(stub.Chat, request)]
-    assert caught.value.field == "sampling.temperature" and caught.value.fix
+SAMPLING = common_pb2.SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind", "field"),
+    [
+        (chat(sampling=SAMPLING(temperature=float("nan"))), errors.InvalidArgument, "sampling.temperature"),
+        (chat(sampling=SAMPLING(max_tokens=2**31)), errors.InvalidArgument, "max_tokens"),
+        (chat(sampling=SAMPLING(max_tokens=bytemodel.CONTEXT_TOKENS)), errors.InvalidArgument, "max_tokens"),
+        (chat("x" * 5000), errors.InvalidArgument, "messages"),
+        (gateway_pb2.ChatRequest(model=fakeworkers.MODEL), errors.InvalidArgument, "messages"),
+        (gateway_pb2.ChatRequest(messages=chat().messages), errors.InvalidArgument, "model"),
+        (gateway_pb2.ChatRequest(model="none", messages=chat().messages), errors.NotFound, "model"),
+        (chat(tools=[gateway_pb2.Tool(name="f", parameters_json="[]")]), errors.InvalidArgument, "tools[0]"),
+        (generate(), errors.InvalidArgument, "prompt"),
+        (generate(text="x", model="none"), errors.NotFound, "model"),
+        (generate(text="x" * 5000), errors.InvalidArgument, "text"),
+        (generate(text="x", sampling=SAMPLING(top_p=float("inf"))), errors.InvalidArgument, "sampling.top_p"),
+        (generate(token_ids=gateway_pb2.TokenIds(ids=[10**6])), errors.InvalidArgument, "token_ids"),
+        (generate(token_ids=gateway_pb2.TokenIds(ids=[1] * 5000)), errors.InvalidArgument, "token_ids"),
+    ],
+)
+async def test_bad_input_names_field_and_fix_and_touches_no_worker(
+    stack: FrontStack, stub: Any, request_: Any, kind: type[errors.ServiceError], field: str
+) -> None:
+    method = stub.Chat if isinstance(request_, gateway_pb2.ChatRequest) else stub.Generate
+    with pytest.raises(kind) as caught:
+        _ = [reply async for reply in stream(method, request_)]
+    assert caught.value.field.startswith(field) and caught.value.fix
+    assert stack.prefills[0].worker.watched.requests == [] and stack.decodes[0].worker.reserves == []
 
 
 async def test_a_client_that_cancels_frees_everything(stack: FrontStack, stub: Any) -> None:

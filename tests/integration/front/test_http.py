@@ -34,12 +34,19 @@ async def test_operators_find_what_they_look_for(stack: FrontStack) -> None:
         (b'{"model":"bytes","messages":[{"role":"user","content":"x"}],"max_tokens":4090}', 400, "max_tokens"),
         (b'{"model":"none","messages":[{"role":"user","content":"x"}]}', 404, "model"),
         (b'{"model":"bytes","messages":[{"role":"user","content":"' + b"x" * 5000 + b'"}]}', 400, "messages"),
+        (b'{"model":"bytes","messages":[{"role":"user","content":"x"}],"best_of":2}', 400, "best_of"),
+        (b'{"model":"bytes","messages":[{"role":"user","content":"x","name_":1}]}', 400, "messages[0].name_"),
+        (b'{"model":"bytes","messages":[{"role":"user","content":7}]}', 400, "messages[0].content"),
+        (b'{"model":"bytes","messages":[{"role":"user","content":"x"}],"max_tokens":"9"}', 400, "max_tokens"),
+        (b'{"model":["bytes"],"messages":[{"role":"user","content":"x"}]}', 400, "model"),
         (b" " * (4 << 20) + b" {}", 413, "body"),
     ],
 )
 async def test_bad_input_touches_no_worker(stack: FrontStack, raw: bytes, status: int, param: str) -> None:
     reply = await stack.client.post("/v1/chat/completions", content=raw)
-    assert (reply.status_code, reply.json()["error"]["param"]) == (status, param)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (status, param)
+    assert error["message"].rstrip().endswith(")"), "the fix stands in parentheses at the end"
     assert stack.prefills[0].worker.watched.requests == [] and stack.decodes[0].worker.reserves == []
 
 
