@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -13,6 +13,8 @@ from engine.cache.pool import CachePool
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.reader import Progress
+from engine.families.draft import Draft
+from engine.images import ImageInput
 from engine.layout import Layout
 from kernels import Ops
 
@@ -41,9 +43,17 @@ class Family(Protocol):
     max_context_tokens: int
     eos_token_ids: tuple[int, ...]
     kernels: str  # name of the kernels in use
+    draft: Draft | None  # None: the checkpoint carries none, or none that is known here
 
     def forward(self, batch: RaggedBatch, cache: CachePool) -> torch.Tensor:
         """Logits fp32 [len(batch.logit_rows), vocab_size]; every new KV record is in the cache when it returns."""
+
+
+@runtime_checkable
+class TakesImages(Protocol):
+    """What a family with vision has besides: its `forward` puts `batch.images` in the place of their tokens."""
+
+    image_input: ImageInput | None  # None: this checkpoint takes text alone
 
 
 def open_family(

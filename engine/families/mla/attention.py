@@ -10,6 +10,7 @@ from engine.cache.pool import CachePool
 from engine.families.mla.build import LATENT_EPS
 from engine.families.mla.forms import Forms
 from engine.families.mla.weights import Layer
+from engine.families.rounding import IndexRounding
 from kernels import Ops
 from kernels.operands import MlaSpec, Pages, Ragged, RopeTable, Selection
 
@@ -27,8 +28,9 @@ class Step:
 class Attention:
     """Stateless: layers and caches are arguments."""
 
-    def __init__(self, ops: Ops) -> None:
-        self._ops = ops
+    def __init__(self, ops: Ops, index_rounding: IndexRounding | None = None) -> None:
+        """With `index_rounding` the indexer's keys and queries are rounded before they are scored."""
+        self._ops, self._index_rounding = ops, index_rounding
 
     def run(self, hidden: torch.Tensor, layer: Layer, index: int, step: Step) -> torch.Tensor:
         """[rows, hidden] -> [rows, hidden]; `index` is the layer's place in the cache groups."""
@@ -66,6 +68,9 @@ class Attention:
             return None
         keys = step.cache.pages("index_key", index)
         self._ops.store_index_key(projected, layer.index_key, step.rows, keys, step.rope)
+        if self._index_rounding:
+            self._index_rounding.entries(step.rows, keys)
+            return self._index_rounding.choose(queries, projected, layer.indexer, step.rows, keys, step.rope)
         return self._ops.index_topk(queries, projected, layer.indexer, step.rows, keys, step.rope)
 
     def _absorbed(

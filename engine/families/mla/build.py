@@ -132,7 +132,7 @@ class _Builder:
         c, read = self._config, self._reader.floats
         if c.index is None or c.query_rank is None:
             return None, None
-        index, order = c.index, _interleaved(c.index.width, c.rope)
+        index, order = c.index, index_order(c.index.width, c.rope)
         heads = read(f"{prefix}.wq_b.weight", index.heads * index.width, c.query_rank)
         query_column, column = sum(map(len, query)), sum(map(len, fused))
         query.append(heads.view(index.heads, index.width, -1)[:, order].flatten(0, 1))
@@ -181,7 +181,7 @@ class _Builder:
         return ExpertBank(gate, up, down, len(parts) - 1, inner, math.inf)
 
 
-def _interleaved(width: int, rope: int) -> list[int]:
+def index_order(width: int, rope: int) -> list[int]:
     """Where each channel of the indexer comes from: its rotary channels stand first and in two halves, the operators
     want them last and in pairs. Queries and keys are reordered alike, so no product changes.
     """

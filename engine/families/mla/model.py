@@ -14,7 +14,9 @@ from engine.families.mla.build import build
 from engine.families.mla.config import MlaConfig, parse
 from engine.families.mla.forms import forms
 from engine.families.mla.layout import mla_layout
+from engine.families.mla.mtp import MlaDraft
 from engine.families.mla.names import upstream
+from engine.families.mla.options import Options, index_rounding, parse_options
 from engine.families.mla.scaling import RotaryTable
 from engine.families.mla.weights import Layer, MlaWeights
 from engine.families.v4.ragged import check, ragged
@@ -29,23 +31,27 @@ def load(
     With `batch_invariant` attention has the absorbed form alone, so that no bit depends on how tokens are cut.
     """
     config, expandable = parse(folder.config), not batch_invariant
+    options = parse_options(folder.config, config)
     weights = build(Reader(folder, upstream, progress), config, ops, dtype, expandable)
-    return Mla(config, weights, dtype, ops, block_tokens, expandable)
+    return Mla(config, options, weights, dtype, ops, block_tokens, expandable)
 
 
 class Mla:
     """A loaded model. Its only state besides the weights is the rotary table, which grows."""
 
     def __init__(
-        self, config: MlaConfig, weights: MlaWeights, dtype: torch.dtype, ops: Ops, block_tokens: int, expandable: bool
-    ) -> None:
-        self.name, self.config, self.weights, self.kernels = config.model_type, config, weights, ops.name
-        self.layout = mla_layout(config, str(dtype).removeprefix("torch."), block_tokens)
+        self, config: MlaConfig, options: Options, weights: MlaWeights, dtype: torch.dtype, ops: Ops,
+        block_tokens: int, expandable: bool,
+    ) -> None:  # fmt: skip
+        self.name, self.config, self.options, self.weights = config.model_type, config, options, weights
+        self.kernels = ops.name
+        self.layout = mla_layout(config, str(dtype).removeprefix("torch."), block_tokens, options.mark)
         self.vocab_size, self.max_context_tokens = config.vocab_size, config.max_context_tokens
         self.eos_token_ids = config.eos_token_ids
         self._ops, self._expandable = ops, expandable
         self._rotary = RotaryTable(config.rotary, config.rope)
-        self._attention = Attention(ops)
+        self._attention = Attention(ops, index_rounding(config, options, ops))
+        self.draft = MlaDraft(self, ops) if weights.mtp else None
 
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch, cache: CachePool) -> torch.Tensor:
@@ -53,18 +59,34 @@ class Mla:
 
         Exact for any chunking. Raises ValueError for a batch that does not fit the cache.
         """
+        wanted = self.trunk(batch, cache)[torch.from_numpy(np.asarray(batch.logit_rows, np.int64))]
+        return self._ops.linear(self.normed(wanted), self.weights.logits)
+
+    def trunk(self, batch: RaggedBatch, cache: CachePool) -> torch.Tensor:
+        """Hidden states of all rows before the last norm, fp32 [rows, hidden]; writes and raises as `forward`."""
+        step = self.begin(batch, cache)
+        x = self.weights.embedding[torch.from_numpy(step.rows.tokens)].to(torch.float32)
+        for i, layer in enumerate(self.weights.layers):
+            x = self.run(x, layer, i, step)
+        return x
+
+    def begin(self, batch: RaggedBatch, cache: CachePool) -> Step:
+        """What all layers of one forward share. Raises ValueError for a batch that does not fit the cache."""
         check(batch, cache, self.vocab_size, self.max_context_tokens)
         self._ops.begin()
-        ops, weights, eps = self._ops, self.weights, self.config.norm_eps
         rows = ragged(batch, ())
         rope = self._rotary.upto(int(np.max(rows.positions)) + 1)
-        step = Step(rows, forms(self.config, rows, self._expandable), cache, rope)
-        x = weights.embedding[torch.from_numpy(rows.tokens)].to(torch.float32)
-        for i, layer in enumerate(weights.layers):
-            x = x + self._attention.run(ops.norm(x, layer.attention_norm, eps), layer, i, step)
-            x = x + self._mlp(ops.norm(x, layer.mlp_norm, eps), layer)
-        wanted = x[torch.from_numpy(np.asarray(batch.logit_rows, np.int64))]
-        return ops.linear(ops.norm(wanted, weights.norm, eps), weights.logits)
+        return Step(rows, forms(self.config, rows, self._expandable), cache, rope)
+
+    def run(self, x: torch.Tensor, layer: Layer, index: int, step: Step) -> torch.Tensor:
+        """One layer [rows, hidden] -> [rows, hidden]; `index` is its place in the cache groups."""
+        ops, eps = self._ops, self.config.norm_eps
+        x = x + self._attention.run(ops.norm(x, layer.attention_norm, eps), layer, index, step)
+        return x + self._mlp(ops.norm(x, layer.mlp_norm, eps), layer)
+
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """The last norm."""
+        return self._ops.norm(x, self.weights.norm, self.config.norm_eps)
 
     def _mlp(self, hidden: torch.Tensor, layer: Layer) -> torch.Tensor:
         """Experts, or the one expert of a dense layer: [rows, hidden] -> [rows, hidden]."""

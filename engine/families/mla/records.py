@@ -25,3 +25,8 @@ def index_bf16(width: int) -> PlainRecord:
 def index_fp8(width: int) -> MixedRecord:
     """E4M3 index key, then one fp32 scale per 128 channels. 132 bytes at 128."""
     return MixedRecord("mla.index.e4m3-f32x128.1", width, 128, 0, ScaleKind.FP32, scales_last=True)
+
+
+def index_e8m0(width: int) -> MixedRecord:
+    """As `index_fp8` where scales are powers of two: the same numbers, one byte a scale. 129 bytes at 128."""
+    return MixedRecord("mla.index.e4m3-e8m0x128.1", width, 128, 0, ScaleKind.E8M0, scales_last=True)

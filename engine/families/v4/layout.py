@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from engine.families.v4.config import LayerKind, V4Config
 from engine.layout import CacheGroup, GroupKind, Layout
@@ -11,8 +12,13 @@ MAX_ROLLBACK = 8  # tokens; more than any published draft proposes
 _BYTES = {"float32": 4, "bfloat16": 2}
 
 
-def v4_layout(config: V4Config, dtype: str, block_tokens: int, max_rollback: int = MAX_ROLLBACK) -> Layout:
-    """Layout for KV records of `dtype`; a block is `block_tokens` raised to a multiple of every rate in use."""
+def v4_layout(
+    config: V4Config, dtype: str, block_tokens: int, max_rollback: int = MAX_ROLLBACK, mark: str = ""
+) -> Layout:
+    """Layout for KV records of `dtype`; a block is `block_tokens` raised to a multiple of every rate in use.
+
+    `mark` ends the record versions: records of marked and unmarked engines are not exchanged.
+    """
     unit = math.lcm(1, *config.rates)
     block = -(-block_tokens // unit) * unit
     key, index_key = config.head_dim, config.index_dim
@@ -20,10 +26,11 @@ def v4_layout(config: V4Config, dtype: str, block_tokens: int, max_rollback: int
 
     def entries(name: str, layers: int, rate: int, width: int) -> CacheGroup:
         record = width * _BYTES[dtype]
-        return CacheGroup(name, GroupKind.GLOBAL, layers, block // rate, rate, record, dtype, f"v4.{name}.{dtype}.1")
+        version = f"v4.{name}.{dtype}.1{mark}"
+        return CacheGroup(name, GroupKind.GLOBAL, layers, block // rate, rate, record, dtype, version)
 
     def rows(name: str, layers: int, tokens: int, width: int, kind: str) -> CacheGroup:
-        version = f"v4.{name}.{kind}.1"
+        version = f"v4.{name}.{kind}.1{mark}"
         return CacheGroup(name, GroupKind.WINDOW, layers, tokens + max_rollback, 1, width * _BYTES[kind], kind, version)
 
     groups = []
@@ -40,3 +47,8 @@ def v4_layout(config: V4Config, dtype: str, block_tokens: int, max_rollback: int
     if hca:
         groups.append(rows("hca_state", hca, config.hca_rate, 2 * key, "float32"))
     return Layout(block, max_rollback, tuple(groups))
+
+
+def draft_layout(main: Layout, blocks: int) -> Layout:
+    """Layout of the caches of `blocks` MTP blocks: window rows like those of the model, in blocks like its own."""
+    return Layout(main.block_tokens, main.max_rollback, (replace(main.group("window"), layers=blocks),))

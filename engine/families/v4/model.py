@@ -10,13 +10,15 @@ from engine.cache.pool import CachePool
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.reader import Progress, Reader
 from engine.families.v4.config import LayerKind, V4Config, parse
+from engine.families.v4.layer import Layers, Place, Step
 from engine.families.v4.layout import v4_layout
+from engine.families.v4.mtp import V4Draft
 from engine.families.v4.names import upstream
+from engine.families.v4.options import Options, parse_options
 from engine.families.v4.ragged import check, ragged
-from engine.families.v4.rope import GrowingRope
-from engine.families.v4.weights import Layer, V4Weights, build
+from engine.families.v4.rounding import Rounding
+from engine.families.v4.weights import V4Weights, build
 from kernels import Ops
-from kernels.operands import Pages, Ragged, RopeTable, Selection
 
 
 def load(
@@ -27,7 +29,8 @@ def load(
     `batch_invariant` asks for nothing here: every operator of V4 has one form, which the kernels make invariant.
     """
     config = parse(folder.config)
-    return V4(config, build(Reader(folder, upstream, progress), config, ops, dtype), dtype, ops, block_tokens)
+    options = parse_options(folder.config, config)
+    return V4(config, options, build(Reader(folder, upstream, progress), config, ops, dtype), dtype, ops, block_tokens)
 
 
 class V4:
@@ -35,15 +38,16 @@ class V4:
 
     name = "deepseek_v4"
 
-    def __init__(self, config: V4Config, weights: V4Weights, dtype: torch.dtype, ops: Ops, block_tokens: int) -> None:
-        self.config, self.weights, self.kernels = config, weights, ops.name
-        self.layout = v4_layout(config, str(dtype).removeprefix("torch."), block_tokens)
+    def __init__(
+        self, config: V4Config, options: Options, weights: V4Weights, dtype: torch.dtype, ops: Ops, block_tokens: int
+    ) -> None:
+        self.config, self.options, self.weights, self.kernels = config, options, weights, ops.name
+        self.layout = v4_layout(config, str(dtype).removeprefix("torch."), block_tokens, mark=options.mark)
         self.vocab_size, self.max_context_tokens = config.vocab_size, config.max_context_tokens
         self.eos_token_ids = config.eos_token_ids
-        self._ops, self._kv_dtype = ops, dtype
-        self._main = GrowingRope(config.main_rope, config.rope_dim)
-        self._compressed = GrowingRope(config.compress_rope, config.rope_dim)
-        self._place = _places(config.layers)
+        self._ops, self._places = ops, _places(config.layers)
+        self._layers = Layers(config, ops, dtype, Rounding(config, ops) if options.fake_quantize else None)
+        self.draft = V4Draft(self, self._layers, ops) if weights.mtp else None
 
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch, cache: CachePool) -> torch.Tensor:
@@ -51,55 +55,26 @@ class V4:
 
         Exact for any chunking. Raises ValueError for a batch that does not fit the cache.
         """
+        return self.logits(self.streams(batch, cache), batch)
+
+    def streams(self, batch: RaggedBatch, cache: CachePool) -> torch.Tensor:
+        """The residual streams behind the last layer, fp32 [rows, streams, hidden]; writes and raises as `forward`."""
         check(batch, cache, self.vocab_size, self.max_context_tokens)
         self._ops.begin()
         rows = ragged(batch, self.config.rates)
-        tokens = torch.from_numpy(rows.tokens)
-        last = int(np.max(rows.positions)) + 1
-        tables = {kind: (self._compressed if self.config.rate(kind) else self._main).upto(last) for kind in LayerKind}
-        embedded = self.weights.embedding[tokens].to(torch.float32)
+        step = Step(rows, torch.from_numpy(rows.tokens), cache)
+        embedded = self.weights.embedding[step.tokens].to(torch.float32)
         x = embedded[:, None].repeat(1, self.config.streams, 1)
-        for i, layer in enumerate(self.weights.layers):
-            hidden, post, comb = self._ops.hyper_pre(x, layer.attention_site)
-            x = self._ops.hyper_post(x, self._attention(hidden, layer, i, rows, cache, tables[layer.kind]), post, comb)
-            hidden, post, comb = self._ops.hyper_pre(x, layer.mlp_site)
-            chosen, weights = self._ops.route(hidden, tokens, layer.router)
-            x = self._ops.hyper_post(x, self._ops.experts(hidden, chosen, weights, layer.experts), post, comb)
-        wanted = x[torch.from_numpy(np.asarray(batch.logit_rows, np.int64))]
+        for layer, place in zip(self.weights.layers, self._places, strict=True):
+            x = self._layers.run(x, layer, place, step)
+        return x
+
+    def logits(self, streams: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
+        """Logits of the rows that the batch asks for."""
+        wanted = streams[torch.from_numpy(np.asarray(batch.logit_rows, np.int64))]
         return self._ops.linear(self._ops.hyper_head(wanted, self.weights.head), self.weights.logits)
 
-    def _attention(
-        self, hidden: torch.Tensor, layer: Layer, index: int, rows: Ragged, cache: CachePool, rope: RopeTable
-    ) -> torch.Tensor:
-        """One attention block [rows, hidden] -> [rows, hidden]."""
-        ops, window = self._ops, cache.ring("window", index)
-        projected = ops.linear(hidden, layer.input)
-        latent, keys = ops.latent(projected, layer.latent, rows, rope, self._kv_dtype)
-        queries = ops.linear(latent, layer.query)
-        pages, selection = self._compress(projected, queries, layer, self._place[index], rows, cache, rope)
-        mixed = ops.attend(queries, keys, layer.attention, rows, window, pages, selection, rope)
-        # Only now: until here rows of this chunk needed what the ring held before it.
-        ops.store_rows(keys, 0, rows, window)
-        return ops.linear(ops.linear(mixed, layer.output_down), layer.output_up)
 
-    def _compress(
-        self, projected: torch.Tensor, queries: torch.Tensor, layer: Layer, place: int, rows: Ragged,
-        cache: CachePool, rope: RopeTable,
-    ) -> tuple[Pages | None, Selection | None]:  # fmt: skip
-        """Write the entries this batch finishes; which pages the layer reads, and which entries of them (None: all)."""
-        if layer.compressor is None:
-            return None, None
-        group = "hca" if layer.indexer is None else "csa"
-        pages = cache.pages(group, place)
-        self._ops.compress(projected, layer.compressor, rows, cache.ring(f"{group}_state", place), pages, rope)
-        if layer.indexer is None or layer.index_compressor is None:
-            return pages, None
-        keys = cache.pages("csa_index", place)
-        ring = cache.ring("csa_index_state", place)
-        self._ops.compress(projected, layer.index_compressor, rows, ring, keys, rope)
-        return pages, self._ops.index_topk(queries, projected, layer.indexer, rows, keys, rope)
-
-
-def _places(layers: tuple[LayerKind, ...]) -> tuple[int, ...]:
-    """Each layer's number among the layers of its kind: its place in that kind's cache groups."""
-    return tuple(layers[:i].count(kind) for i, kind in enumerate(layers))
+def _places(layers: tuple[LayerKind, ...]) -> tuple[Place, ...]:
+    """Each layer's number among all, and among the layers of its kind."""
+    return tuple(Place(i, layers[:i].count(kind)) for i, kind in enumerate(layers))

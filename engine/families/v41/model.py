@@ -71,6 +71,7 @@ class V41:
     """
 
     name = "deepseek_v41"
+    draft = None  # its drafter is of another kind, and not built
 
     def __init__(
         self, config: V41Config, options: Options, weights: V41Weights, memory: EngramMemory | None,

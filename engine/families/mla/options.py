@@ -1,0 +1,68 @@
+"""How V2, V3 and V3.2 are served where their makers leave a choice: the precision of index scores. Runs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.cache.records import Record
+from engine.checkpoint.errors import CheckpointError
+from engine.families.mla.build import index_order
+from engine.families.mla.config import Indexing, MlaConfig
+from engine.families.mla.records import index_e8m0, index_fp8
+from engine.families.rounding import IndexRounding, hadamard
+from engine.families.serving import flags
+from kernels import Ops
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`fp8_index_scores`: V3.2's index keys and queries are rounded to FP8 before they are scored, as published.
+
+    `power_scales`: each scale is a power of two, as the checkpoint's quantization_config.scale_fmt says.
+    """
+
+    fp8_index_scores: bool = False
+    power_scales: bool = False
+
+    @property
+    def mark(self) -> str:
+        """What the record versions of this choice end in: another selection gives other records."""
+        return ("e" if self.power_scales else "q") if self.fp8_index_scores else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Switches:
+    fp8_index_scores: bool = False
+
+
+def parse_options(config: dict[str, Any], parsed: MlaConfig) -> Options:
+    """The `serving` section. Raises CheckpointError naming the key, also for a model that has no such keys."""
+    switches = flags(config, _Switches)
+    quantization = config.get("quantization_config")
+    given = quantization.get("scale_fmt") if isinstance(quantization, dict) else None
+    options = Options(**switches, power_scales=given == "ue8m0")
+    if options.fp8_index_scores:
+        if parsed.index is None:
+            raise _refusal("the model has no indexer")
+        try:
+            hadamard(_record(parsed.index, options).width)
+        except ValueError as error:
+            raise _refusal(str(error)) from error
+    return options
+
+
+def index_rounding(config: MlaConfig, options: Options, ops: Ops) -> IndexRounding | None:
+    """How the indexer's numbers are rounded; None: they are not."""
+    if config.index is None or not options.fp8_index_scores:
+        return None
+    return IndexRounding(ops, _record(config.index, options), index_order(config.index.width, config.rope))
+
+
+def _record(index: Indexing, options: Options) -> Record:
+    return index_e8m0(index.width) if options.power_scales else index_fp8(index.width)
+
+
+def _refusal(message: str) -> CheckpointError:
+    fix = "leave fp8_index_scores out of `serving`"
+    return CheckpointError(message, file="config.json", item="fp8_index_scores", fix=fix)

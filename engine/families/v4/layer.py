@@ -1,0 +1,86 @@
+"""One layer of V4 over the residual streams: attention with its caches, then experts. Knows layers; owns no cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.cache.pool import CachePool
+from engine.families.v4.config import V4Config
+from engine.families.v4.rope import GrowingRope
+from engine.families.v4.rounding import Rounding
+from engine.families.v4.weights import Layer
+from kernels import Ops
+from kernels.operands import Pages, Ragged, RopeTable, Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a layer's records are: its number in the window group, and in the groups of its own kind."""
+
+    window: int
+    kind: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What all layers of one forward share."""
+
+    rows: Ragged
+    tokens: torch.Tensor  # int64 [rows] that experts are chosen by in hashed layers
+    cache: CachePool
+
+
+class Layers:
+    """Runs layers; layers and caches are arguments. Its only state are rotary tables, which grow."""
+
+    def __init__(self, config: V4Config, ops: Ops, kv_dtype: torch.dtype, rounding: Rounding | None) -> None:
+        self._ops, self._kv_dtype, self._rounding = ops, kv_dtype, rounding
+        self._main = GrowingRope(config.main_rope, config.rope_dim)
+        self._compressed = GrowingRope(config.compress_rope, config.rope_dim)
+
+    def run(self, x: torch.Tensor, layer: Layer, place: Place, step: Step) -> torch.Tensor:
+        """Streams [rows, streams, hidden] -> the same after the layer; writes its new records."""
+        ops = self._ops
+        hidden, post, comb = ops.hyper_pre(x, layer.attention_site)
+        x = ops.hyper_post(x, self._attention(hidden, layer, place, step), post, comb)
+        hidden, post, comb = ops.hyper_pre(x, layer.mlp_site)
+        chosen, weights = ops.route(hidden, step.tokens, layer.router)
+        return ops.hyper_post(x, ops.experts(hidden, chosen, weights, layer.experts), post, comb)
+
+    def _attention(self, hidden: torch.Tensor, layer: Layer, place: Place, step: Step) -> torch.Tensor:
+        """One attention block [rows, hidden] -> [rows, hidden]."""
+        ops, rows, window = self._ops, step.rows, step.cache.ring("window", place.window)
+        last = int(np.max(rows.positions)) + 1
+        rope = (self._compressed if layer.compressor else self._main).upto(last)
+        projected = ops.linear(hidden, layer.input)
+        latent, keys = ops.latent(projected, layer.latent, rows, rope, self._kv_dtype)
+        keys = self._rounding.rows(keys) if self._rounding else keys
+        queries = ops.linear(latent, layer.query)
+        pages, selection = self._compress(projected, queries, layer, place, step, rope)
+        mixed = ops.attend(queries, keys, layer.attention, rows, window, pages, selection, rope)
+        # Only now: until here rows of this chunk needed what the ring held before it.
+        ops.store_rows(keys, 0, rows, window)
+        return ops.linear(ops.linear(mixed, layer.output_down), layer.output_up)
+
+    def _compress(
+        self, projected: torch.Tensor, queries: torch.Tensor, layer: Layer, place: Place, step: Step, rope: RopeTable
+    ) -> tuple[Pages | None, Selection | None]:
+        """Write the entries this batch finishes; which pages the layer reads, and which entries of them (None: all)."""
+        if layer.compressor is None:
+            return None, None
+        ops, rows, cache, group = self._ops, step.rows, step.cache, "hca" if layer.indexer is None else "csa"
+        pages = cache.pages(group, place.kind)
+        ops.compress(projected, layer.compressor, rows, cache.ring(f"{group}_state", place.kind), pages, rope)
+        if self._rounding:
+            self._rounding.entries(rows, pages)
+        if layer.indexer is None or layer.index_compressor is None:
+            return pages, None
+        keys, ring = cache.pages("csa_index", place.kind), cache.ring("csa_index_state", place.kind)
+        ops.compress(projected, layer.index_compressor, rows, ring, keys, rope)
+        if self._rounding is None:
+            return pages, ops.index_topk(queries, projected, layer.indexer, rows, keys, rope)
+        self._rounding.index.entries(rows, keys)
+        return pages, self._rounding.index.choose(queries, projected, layer.indexer, rows, keys, rope)
