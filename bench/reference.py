@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.formats import fp4_packed, fp8_blocks
+from engine.checkpoint.tensors import read
 
 _QUANTIZED = ("quantization_config", "expert_dtype")
 _RENAMED = (("hc_head_", "hc_head.hc_"), (".attn.kv_norm.", ".attn.norm."), ("embed.weight", "embed_tokens.weight"))
@@ -35,12 +36,12 @@ def write_dequantized(model_dir: Path, folder: Path) -> None:
 
 
 def _plain(source: Folder, name: str, block: tuple[int, ...]) -> torch.Tensor:
-    weight, scale = source.tensor(name), name.removesuffix(".weight") + ".scale"
+    weight, scale = read(source, name), name.removesuffix(".weight") + ".scale"
     if scale in source.names:
         if source.stored(name) == "F8_E4M3":
-            return fp8_blocks(weight, source.tensor(scale), (block[0], block[1]))
-        return fp4_packed(weight, source.tensor(scale))
-    return weight.to(torch.float32).clone() if weight.is_floating_point() else weight.clone()
+            return fp8_blocks(weight, read(source, scale), (block[0], block[1]))
+        return fp4_packed(weight, read(source, scale))
+    return weight.to(torch.float32) if weight.is_floating_point() else weight
 
 
 def _saved_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A model folder: its config, and every tensor found through the shard index. Knows no tensor's meaning."""
+"""A model folder: its config, and every tensor found through the shard index. Knows headers and bytes, no meaning."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from engine.checkpoint.errors import CheckpointError
-from engine.checkpoint.shard import Shard
+from engine.checkpoint.header import Entry
+from engine.checkpoint.shard import Bytes, Shard
 
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 class Folder:
@@ -20,11 +20,11 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = read_json(path / "config.json", "point model_dir at a folder with config.json")
-        index = path / _INDEX
+        index = path / INDEX
         listed = _weight_map(index) if index.is_file() else None
         files = sorted(set(listed.values())) if listed else sorted(p.name for p in path.glob("*.safetensors"))
         if not files:
-            raise CheckpointError("no .safetensors file", file=path, fix="add the weights, or point at another folder")
+            raise _without_weights(path)
         self._shards = {name: self._open(name) for name in files}
         self._where = {tensor: name for name, shard in self._shards.items() for tensor in shard.entries}
         for tensor, name in (listed or {}).items():
@@ -38,26 +38,36 @@ class Folder:
         """Every stored tensor."""
         return list(self._where)
 
+    def entry(self, name: str) -> Entry:
+        """Type, shape and bytes of a tensor, as its shard's header has them."""
+        return self._shard(name).entries[name]
+
     def file(self, name: str) -> Path:
         """The shard a tensor is in."""
-        return self._shards[self._where[name]].path
+        return self._shard(name).path
 
     def stored(self, name: str) -> str:
         """The tensor's stored type, as safetensors names it."""
-        return self._shards[self._where[name]].entries[name].stored
+        return self.entry(name).stored
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The tensor's stored shape; packed FP4 has half as many columns as values."""
-        return self._shards[self._where[name]].entries[name].shape
+        return self.entry(name).shape
 
     def num_bytes(self, name: str) -> int:
         """The tensor's stored size."""
-        entry = self._shards[self._where[name]].entries[name]
-        return entry.end - entry.begin
+        return self.entry(name).num_bytes
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """The tensor as stored, a view of the mapped file."""
-        return self._shards[self._where[name]].tensor(name)
+    def raw(self, name: str) -> Bytes:
+        """The tensor's bytes, a view of the mapped file."""
+        return self._shard(name).raw(name)
+
+    def forget(self, name: str, begin: int, end: int) -> None:
+        """Gives the pages of bytes `begin` .. `end` of a tensor back to the system (see Shard.forget)."""
+        self._shard(name).forget(name, begin, end)
+
+    def _shard(self, name: str) -> Shard:
+        return self._shards[self._where[name]]
 
     def _open(self, name: str) -> Shard:
         path = self.path / name
@@ -77,6 +87,15 @@ def read_json(path: Path, fix: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError("not a JSON object", file=path, fix="restore the file")
     return content
+
+
+def _without_weights(path: Path) -> CheckpointError:
+    """Pickle runs whatever its author wrote, so that such a file is named and never opened."""
+    for pattern in _PICKLED:
+        if found := sorted(path.glob(pattern)):
+            message = f"the weights are pickled ({found[0].name}), and pickle is never opened: it can run any code"
+            return CheckpointError(message, file=path, fix="convert them to safetensors, or download that form")
+    return CheckpointError("no .safetensors file", file=path, fix="add the weights, or point at another folder")
 
 
 def _weight_map(index: Path) -> dict[str, str]:

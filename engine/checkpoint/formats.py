@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-FP4_GROUP = 32  # inputs that share one E8M0 scale
+from engine.checkpoint.scales import FP4_GROUP
+
 _FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float32)
 
 
@@ -42,8 +43,10 @@ def fp8_blocks(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]
     wanted = tuple(-(-n // b) for n, b in zip(weight.shape, block, strict=True))
     if tuple(scale.shape) != wanted:
         raise FormatError(f"scales {list(scale.shape)} do not fit blocks of {list(block)}: {list(wanted)} are needed")
-    values = scale_values(scale).repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
-    return weight.to(torch.float32) * values[: weight.shape[0], : weight.shape[1]]
+    values, factors = weight.to(torch.float32), scale_values(scale).repeat_interleave(block[1], 1)
+    for row, factor in enumerate(factors[:, : weight.shape[1]]):
+        values[row * block[0] : (row + 1) * block[0]] *= factor
+    return values
 
 
 def fp4_packed(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -51,6 +54,11 @@ def fp4_packed(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     rows, columns = weight.shape[0], weight.shape[1] * 2
     if scale.dtype != torch.uint8 or tuple(scale.shape) != (rows, -(-columns // FP4_GROUP)):
         raise FormatError(f"FP4 needs E8M0 scales [{rows}, {-(-columns // FP4_GROUP)}], found {list(scale.shape)}")
-    codes = torch.stack([weight & 15, weight >> 4], -1).flatten(1)
-    values = scale_values(scale).repeat_interleave(FP4_GROUP, 1)[:, :columns]
-    return _FP4[codes.to(torch.int32)] * values
+    values = torch.empty(rows, columns)
+    for parity in (0, 1):
+        codes = weight >> 4 if parity else weight & 15
+        values[:, parity::2] = _FP4[codes.to(torch.int32)]
+    factors = scale_values(scale)
+    if columns % FP4_GROUP == 0:
+        return values.view(rows, -1, FP4_GROUP).mul_(factors[..., None]).view(rows, columns)
+    return values.mul_(factors.repeat_interleave(FP4_GROUP, 1)[:, :columns])

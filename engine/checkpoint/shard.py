@@ -1,90 +1,46 @@
-"""One safetensors file, memory-mapped and checked before use. Knows bytes, names and shapes; dequantizes nothing."""
+"""One safetensors file, mapped when a tensor is first read. Knows bytes and pages; knows no tensor's meaning."""
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import dataclass
+import mmap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
-from engine.checkpoint.errors import CheckpointError
+from engine.checkpoint.header import read_header
 
-_HEADER_BYTES = 8
-_TYPES = {
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E8M0": torch.uint8,  # read as bytes: a numeric copy would destroy the exponents
-    "U8": torch.uint8,
-    "I8": torch.uint8,  # packed FP4 is stored as I8 and means bits
-    "I32": torch.int32,
-    "I64": torch.int64,
-}
-_TRUNCATED = "download the file again: it is cut short or damaged"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One tensor of a shard: its type as stored, its shape, and its bytes within the data part."""
-
-    stored: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
+Bytes = npt.NDArray[np.uint8]
 
 
 class Shard:
-    """Maps the file; tensors are views of the mapping (copy on write), so reading one touches only its own pages."""
+    """Views of the mapping touch only their own pages; `forget` gives pages back, so that reading is streaming.
+
+    The mapping is private: what is written to a view never reaches the file, and `forget` takes it back.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        size = path.stat().st_size
-        header_bytes = self._header_bytes(size)
-        self._data = np.memmap(path, dtype=np.uint8, mode="c")
-        self.entries = self._entries(header_bytes, size - _HEADER_BYTES - header_bytes)
-        self._first = _HEADER_BYTES + header_bytes
+        header = read_header(path)
+        self.entries, self._first = header.entries, header.first
+        self._mapping: mmap.mmap | None = None
+        self._data: Bytes = np.empty(0, np.uint8)
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """The tensor as stored; E8M0 scales and packed FP4 come as uint8."""
+    def raw(self, name: str) -> Bytes:
+        """A tensor's bytes as they are stored, a view of the mapping."""
+        if self._mapping is None:
+            with self.path.open("rb") as file:
+                self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._data = np.frombuffer(self._mapping, np.uint8)
         entry = self.entries[name]
-        raw = torch.from_numpy(self._data[self._first + entry.begin : self._first + entry.end])
-        if not len(raw):
-            return torch.empty(entry.shape, dtype=_TYPES[entry.stored])
-        dtype = _TYPES[entry.stored]
-        aligned = raw if raw.data_ptr() % dtype.itemsize == 0 else raw.clone()
-        return aligned.view(dtype).view(entry.shape)
+        view: Any = self._data[self._first + entry.begin : self._first + entry.end]
+        return view
 
-    def _header_bytes(self, size: int) -> int:
-        with self.path.open("rb") as file:
-            first = file.read(_HEADER_BYTES)
-        length = int.from_bytes(first, "little")
-        if len(first) < _HEADER_BYTES or length > size - _HEADER_BYTES:
-            raise CheckpointError("the header does not fit into the file", file=self.path, fix=_TRUNCATED)
-        return length
-
-    def _entries(self, header_bytes: int, data_bytes: int) -> dict[str, Entry]:
-        try:
-            header = json.loads(bytes(self._data[_HEADER_BYTES : _HEADER_BYTES + header_bytes]))
-            return {
-                name: self._entry(name, fields, data_bytes) for name, fields in header.items() if name != "__metadata__"
-            }
-        except (ValueError, AttributeError, KeyError, TypeError) as error:
-            raise CheckpointError(f"the header is not valid: {error}", file=self.path, fix=_TRUNCATED) from error
-
-    def _entry(self, name: str, fields: dict[str, object], data_bytes: int) -> Entry:
-        stored, shape, (begin, end) = str(fields["dtype"]), fields["shape"], fields["data_offsets"]  # type: ignore[misc]
-        if stored not in _TYPES:
-            fix = f"store it as one of {', '.join(_TYPES)}"
-            raise CheckpointError(f"type {stored} is not supported", file=self.path, item=name, fix=fix)
-        shape = tuple(int(n) for n in shape)  # type: ignore[attr-defined]
-        if not 0 <= begin <= end <= data_bytes:
-            message = f"bytes {begin} to {end} lie outside the file's {data_bytes}"
-            raise CheckpointError(message, file=self.path, item=name, fix=_TRUNCATED)
-        if end - begin != math.prod(shape) * _TYPES[stored].itemsize:
-            message = f"{end - begin} bytes do not hold {stored} {list(shape)}"
-            raise CheckpointError(message, file=self.path, item=name, fix=_TRUNCATED)
-        return Entry(stored, shape, begin, end)
+    def forget(self, name: str, begin: int, end: int) -> None:
+        """Pages that hold bytes `begin` .. `end` of a tensor leave this process; reading them again maps them anew."""
+        if self._mapping is None or begin >= end:
+            return
+        offset = self._first + self.entries[name].begin
+        first = (offset + begin) // mmap.PAGESIZE * mmap.PAGESIZE
+        self._mapping.madvise(mmap.MADV_DONTNEED, first, offset + end - first)

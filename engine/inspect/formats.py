@@ -7,8 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from engine.checkpoint.errors import CheckpointError
-from engine.checkpoint.formats import FP4_GROUP
-from engine.checkpoint.reader import quantization
+from engine.checkpoint.scales import FP4_GROUP, quantization
 from engine.inspect.inventory import Wanted
 from engine.inspect.parts import Part, Place
 

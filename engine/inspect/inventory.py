@@ -6,7 +6,7 @@ The family's own builder runs on shapes alone, so that what is counted here is w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -121,6 +121,10 @@ class _Shapes:
     def floats(self, name: str, *shape: int) -> torch.Tensor:
         self.wanted.append(Wanted(name, shape))
         return torch.empty(shape, device="meta")
+
+    def stack(self, names: Sequence[str], *shape: int, then: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+        self.wanted.extend(Wanted(name, shape) for name in names)
+        return torch.empty(len(names) + len(then), *shape, device="meta")
 
     def integers(self, name: str, *shape: int, below: int) -> torch.Tensor:
         self.wanted.append(Wanted(name, shape, integer=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -161,24 +162,29 @@ class _Builder:
         )
 
     def _dense(self, prefix: str) -> ExpertBank:
-        return self._bank([self._mlp(prefix, self._config.dense_inner)], self._config.dense_inner)
+        return self._bank([prefix], self._config.dense_inner, ())
 
     def _experts(self, prefix: str) -> ExpertBank:
         """A shared expert n times as wide is n experts that every row takes: the last, and `always` before it."""
-        c, inner = self._config, self._config.expert_inner
-        parts = [self._mlp(f"{prefix}.experts.{e}", inner) for e in range(c.experts)]
-        gate, up, down = self._mlp(f"{prefix}.shared_experts", inner * c.shared_experts)
-        parts += zip(gate.split(inner), up.split(inner), down.split(inner, 1), strict=True)
-        return self._bank(parts, inner)
+        c, inner, read, shared = (
+            self._config,
+            self._config.expert_inner,
+            self._reader.floats,
+            f"{prefix}.shared_experts",
+        )
+        wide = inner * c.shared_experts
+        gate, up = (read(f"{shared}.{name}_proj.weight", wide, c.hidden).split(inner) for name in ("gate", "up"))
+        down = read(f"{shared}.down_proj.weight", c.hidden, wide).split(inner, 1)
+        return self._bank([f"{prefix}.experts.{e}" for e in range(c.experts)], inner, (gate, up, down))
 
-    def _mlp(self, prefix: str, inner: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        read, hidden = self._reader.floats, self._config.hidden
-        gate, up = (read(f"{prefix}.{name}_proj.weight", inner, hidden) for name in ("gate", "up"))
-        return gate, up, read(f"{prefix}.down_proj.weight", hidden, inner)
-
-    def _bank(self, parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], inner: int) -> ExpertBank:
-        gate, up, down = (self._ops.pack(torch.stack(matrices), self._rounds) for matrices in zip(*parts, strict=True))
-        return ExpertBank(gate, up, down, len(parts) - 1, inner, math.inf)
+    def _bank(self, prefixes: list[str], inner: int, shared: tuple[Sequence[torch.Tensor], ...]) -> ExpertBank:
+        """`shared`: the last experts' gate, up and down matrices."""
+        hidden, packed = self._config.hidden, []
+        shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+        for (name, shape), last in zip(shapes.items(), shared or ((), (), ()), strict=True):
+            names = [f"{prefix}.{name}_proj.weight" for prefix in prefixes]
+            packed.append(self._ops.pack(self._reader.stack(names, *shape, then=last), self._rounds))
+        return ExpertBank(*packed, len(prefixes) + len(shared[0] if shared else ()) - 1, inner, math.inf)
 
 
 def index_order(width: int, rope: int) -> list[int]:

@@ -191,7 +191,7 @@ class _Builder:
         names = [f"{prefix}.experts.{e}" for e in range(c.experts)] + [f"{prefix}.shared_experts"]
 
         def stacked(part: str, *shape: int) -> Weights:
-            matrices = torch.stack([self._reader.floats(f"{name}.{part}.weight", *shape) for name in names])
+            matrices = self._reader.stack([f"{name}.{part}.weight" for name in names], *shape)
             return self._ops.pack(matrices, self._rounds)
 
         gate, up = stacked("w1", c.expert_inner, c.hidden), stacked("w3", c.expert_inner, c.hidden)

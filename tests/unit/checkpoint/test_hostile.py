@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.errors import CheckpointError
+from engine.checkpoint.folder import Folder
+from engine.checkpoint.progress import Loaded
 from engine.families import Family, open_family
 from kernels import choose
 from tests.support.tiny import TinySpec, fresh_pool, random_tokens, run_in_chunks, write_tiny
@@ -79,10 +81,11 @@ def test_the_mtp_block_is_loaded_and_mapped(whole: Path) -> None:
 
 
 def test_progress_ends_at_the_whole_size(whole: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    open_family(whole, torch.float32, False, choose("cpu"), progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1][0] == seen[-1][1] > 0
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    seen: list[Loaded] = []
+    open_family(whole, torch.float32, False, choose("cpu"), progress=seen.append)
+    assert seen[-1].bytes == seen[-1].all_bytes == sum(map(Folder(whole).num_bytes, Folder(whole).names))
+    assert seen[-1].tensors == seen[-1].all_tensors == len(Folder(whole).names)
+    assert [loaded.bytes for loaded in seen] == sorted(loaded.bytes for loaded in seen)
 
 
 def remove(name: str) -> Edit:

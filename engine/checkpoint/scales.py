@@ -1,0 +1,65 @@
+"""How many values share one scale: from the config's block size and the stored types and shapes. Reads no values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.checkpoint.errors import CheckpointError
+from engine.checkpoint.header import Entry
+
+FP4_GROUP = 32  # inputs that share one E8M0 scale
+PACKED = ("I8", "U8")  # two FP4 values to a byte
+FLOATS = ("F32", "F16", "BF16")
+SCALE_TYPES = ("F8_E8M0", "U8", *FLOATS)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """What the config says about FP8 weights."""
+
+    block: tuple[int, int] | None
+
+
+def quantization(config: dict[str, Any]) -> Quantization:
+    """The `quantization_config` of a model config. Raises CheckpointError if its block size is not two sizes."""
+    settings = config.get("quantization_config")
+    if not settings:
+        return Quantization(None)
+    block = settings.get("weight_block_size") if isinstance(settings, dict) else None
+    if not (isinstance(block, list) and len(block) == 2 and all(isinstance(b, int) and b > 0 for b in block)):
+        item, fix = "quantization_config.weight_block_size", "give two positive sizes, for example [128, 128]"
+        raise CheckpointError(f"{block!r} is not a block size", file="config.json", item=item, fix=fix)
+    return Quantization((block[0], block[1]))
+
+
+def scale_name(weight: str) -> str:
+    """The upstream name of a weight's scale."""
+    return weight.removesuffix(".weight") + ".scale"
+
+
+def is_quantized(entry: Entry) -> bool:
+    """Whether a matrix of this type needs a scale beside it."""
+    return len(entry.shape) == 2 and (entry.stored == "F8_E4M3" or entry.stored in PACKED)
+
+
+def unit_of(weight: Entry, scale: Entry, block: tuple[int, int] | None) -> tuple[int, int]:
+    """Rows and columns, in values, that share one scale. Raises ValueError, in words, if the two do not fit.
+
+    FP4 has groups of 32 inputs, FP8 the config's blocks (the last may be ragged), or whole blocks of one row.
+    """
+    rows, columns = weight.shape
+    if weight.stored in PACKED:
+        wanted = (rows, -(-columns * 2 // FP4_GROUP))
+        if scale.shape != wanted or scale.stored in FLOATS:
+            raise ValueError(f"FP4 needs E8M0 scales {list(wanted)}, found {scale.stored} {list(scale.shape)}")
+        return 1, FP4_GROUP
+    if len(scale.shape) == 2 and rows == scale.shape[0] > 1 and scale.shape[1] and columns % scale.shape[1] == 0:
+        return 1, columns // scale.shape[1]
+    if block is None:
+        raise ValueError("the weight is FP8, but config.json has no quantization_config")
+    needed = (-(-rows // block[0]), -(-columns // block[1]))
+    if scale.shape != needed:
+        found = f"scales {list(scale.shape)} do not fit blocks of {list(block)}"
+        raise ValueError(f"{found}: {list(needed)} are needed")
+    return block
