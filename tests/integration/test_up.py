@@ -15,8 +15,12 @@ from pathlib import Path
 import httpx2
 import psutil
 import pytest
+from openai import OpenAI
 
 from models import nano
+from models.nano.data import toolcalls
+from models.nano.data.check import correct
+from models.nano.data.mixture import classes, evaluation_problems
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 README_HTTP, README_GRPC = "127.0.0.1:8000", "127.0.0.1:50051"
@@ -133,6 +137,33 @@ def test_the_curl_line_of_the_readme_streams(stack):
     events = [text for text in done.stdout.splitlines() if text]
     assert events[-1] == "data: [DONE]", done.stdout[-500:] + done.stderr
     assert len(events) > 2
+
+
+def test_the_openai_client_streams_a_tool_call_that_is_right(stack):
+    kind = next(each for each in classes(len) if each.kind == toolcalls.CALL_KIND)
+    [problem] = evaluation_problems(kind, 1, seed=3)
+    request = problem.request(stack.record["model"])
+    with OpenAI(base_url=f"http://{stack.record['http']}/v1", api_key="any", max_retries=0) as client:
+        chunks = list(
+            client.chat.completions.create(
+                model=request["model"],
+                messages=request["messages"],
+                tools=request["tools"],
+                temperature=0.01,
+                seed=1,
+                max_tokens=400,
+                stream=True,
+                extra_body={"thinking": request["thinking"]},
+            )
+        )
+    pieces = [piece for chunk in chunks for piece in chunk.choices[0].delta.tool_calls or []]
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert pieces[0].id and len(chunks) > 2
+    function = {
+        "name": "".join(piece.function.name or "" for piece in pieces),
+        "arguments": "".join(piece.function.arguments or "" for piece in pieces),
+    }
+    assert correct(problem, {"content": "", "tool_calls": [{"function": function}]}), (problem.calls, function)
 
 
 def test_chat_answers_from_a_pipe_and_finds_the_stack_by_itself(stack):

@@ -106,6 +106,18 @@ async def test_stop_strings_end_the_answer_and_are_not_shown(stack: FrontStack, 
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
+async def test_a_stop_string_of_text_and_control_token_ends_the_answer(stack: FrontStack, client: AsyncOpenAI) -> None:
+    says(stack, "</think>one END<｜end▁of▁sentence｜>two")
+    answer = await client.chat.completions.create(
+        model=fakeworkers.MODEL,
+        messages=USER,
+        stop=["END<｜end▁of▁sentence｜>"],
+        extra_body={"ignore_eos": True},
+    )
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("one ", "stop")
+    assert answer.usage and answer.usage.completion_tokens == len(bytemodel.encode("</think>one END")) + 1
+
+
 async def test_length_ends_the_answer(stack: FrontStack, client: AsyncOpenAI) -> None:
     says(stack, "</think>one two")
     answer = await client.chat.completions.create(model=fakeworkers.MODEL, messages=USER, max_tokens=4)
