@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.batch import RaggedBatch
+from engine.images import ImageRows, rows_within
 from engine.scheduler import Chunk
 
 
@@ -50,9 +51,23 @@ def assemble(chunks: Items[Chunk], block_tokens: int) -> tuple[RaggedBatch, list
         block_tables=tuple(_table(chunk, block_tokens) for chunk in chunks),
         slots=np.array([chunk.sequence.slot for chunk in chunks], dtype=np.int64),
         logit_rows=np.array(wanted or [len(tokens) - 1], dtype=np.int64),  # one row, unread: no family need handle none
+        images=_images(chunks, starts),
     )
     return batch, rows
 
 
 def _table(chunk: Chunk, block_tokens: int) -> tuple[int, ...]:
     return tuple(chunk.sequence.blocks[: -(-chunk.end // block_tokens)])
+
+
+def _images(chunks: Items[Chunk], starts: np.ndarray) -> ImageRows | None:
+    """What of the sequences' images these chunks compute."""
+    found = [
+        (int(offset) + begin - chunk.start, rows)
+        for chunk, offset in zip(chunks, starts, strict=False)
+        for begin, rows in rows_within(chunk.sequence.images, chunk.start, chunk.end)
+    ]
+    if not found:
+        return None
+    at = [np.arange(first, first + len(rows), dtype=np.int64) for first, rows in found]
+    return ImageRows(np.concatenate(at), np.concatenate([rows for _, rows in found]))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.images import ImageRows
+
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
@@ -18,6 +20,7 @@ class RaggedBatch:
     block_tables: tuple[tuple[int, ...] | np.ndarray, ...]  # per sequence: blocks of positions 0 .. context + new - 1
     slots: np.ndarray  # int64 [sequences] window slot of each sequence
     logit_rows: np.ndarray  # int64 [wanted] rows whose logits are returned, in this order
+    images: ImageRows | None = None  # only models that take images are given any
 
     @property
     def rows(self) -> int:

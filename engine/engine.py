@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.detokenize import Decode, open_tokenizer
 from engine.errors import DuplicateRequest, Exhausted, ForwardFailed, UnknownRequest
 from engine.events import Event, Failed, Finished, Preempted
-from engine.families import open_family
+from engine.families import TakesImages, open_family
 from engine.intake import Intake
 from engine.memory import KVMemory
 from engine.model import ModelInfo, model_revision
@@ -97,6 +97,7 @@ class Engine:
             family.max_context_tokens,
             family.eos_token_ids,
             family.layout,
+            family.image_input if isinstance(family, TakesImages) else None,
         )
         pool = CachePool(model.layout, *config.memory(model.layout), dtype)
         tokenizer = config.model_dir / "tokenizer.json"

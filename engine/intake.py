@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from engine.detokenize import Decode
 from engine.errors import InvalidParameter
+from engine.images import ImageSpan, marks, require_images
 from engine.model import ModelInfo
 from engine.prefix import KeyChain, PrefixIdentity
 from engine.requests import DecodeRequest, GenerateRequest, PrefillRequest
@@ -29,11 +30,11 @@ class Intake:
         self._identity = PrefixIdentity(model.revision, layout.fingerprint, "exact", layout.block_tokens)
         self._arrivals = 0
 
-    def chain(self, salt: bytes, tokens: tuple[int, ...] | list[int]) -> KeyChain:
-        """Prefix keys of `tokens` for the tenant of `salt`."""
+    def chain(self, salt: bytes, tokens: tuple[int, ...] | list[int], images: tuple[ImageSpan, ...] = ()) -> KeyChain:
+        """Prefix keys of `tokens`, with these images among them, for the tenant of `salt`."""
         if not isinstance(salt, bytes) or len(salt) > _MAX_SALT_BYTES:
             raise InvalidParameter("salt", "is not bytes or too long", f"use at most {_MAX_SALT_BYTES} bytes")
-        chain = KeyChain(salt, self._identity)
+        chain = KeyChain(salt, self._identity, marks(images))
         chain.grow(tokens)
         return chain
 
@@ -55,8 +56,9 @@ class Intake:
             cache=request.cache,
             rank=self._arrivals - request.priority * _PASSES_PER_PRIORITY,
             arrived_s=self._clock(),
-            chain=self.chain(request.salt, tokens if request.cache else ()),
+            chain=self.chain(request.salt, tokens if request.cache else (), request.images),
             watch=watch,
+            images=request.images,
         )
         self._replay(sequence, may_end=role is Role.DECODE)
         self._arrivals += 1
@@ -85,6 +87,7 @@ class Intake:
             raise InvalidParameter(
                 "priority", f"{request.priority} is out of range", f"use -{MAX_PRIORITY} to {MAX_PRIORITY}"
             )
+        require_images(request.images, request.prompt, self._model.image_input)
         params = request.sampling
         params.validate(self._model.vocab_size)
         if params.stop and self._decode is None:

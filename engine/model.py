@@ -8,6 +8,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from engine.errors import InvalidParameter
+from engine.images import ImageInput
 from engine.layout import Layout
 
 SUMS_FILE = "SHA256SUMS"
@@ -27,6 +28,7 @@ class ModelInfo:
     max_context_tokens: int
     eos_token_ids: tuple[int, ...]
     layout: Layout
+    image_input: ImageInput | None = None  # None: takes text alone
 
 
 def model_revision(model_dir: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.images import ImageSpan
 from engine.sampling.params import SamplingParams, SamplingState
 
 
@@ -18,6 +19,7 @@ class GenerateRequest:
     cache: bool = True  # read and fill the prefix cache
     priority: int = 0  # from -8 to 8; one point passes 64 earlier requests
     emitted: tuple[int, ...] = ()
+    images: tuple[ImageSpan, ...] = ()  # of the prompt, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class PrefillRequest:
     cache: bool = True
     priority: int = 0
     emitted: tuple[int, ...] = ()
+    images: tuple[ImageSpan, ...] = ()  # of the prompt, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class DecodeRequest:
     salt: bytes = b""
     cache: bool = True
     priority: int = 0
+    images: tuple[ImageSpan, ...] = ()  # of the prompt, in order
 
 
 @dataclass(frozen=True, slots=True)

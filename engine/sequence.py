@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from engine.events import Usage
+from engine.images import ImageSpan
 from engine.prefix import KeyChain
 from engine.sampling.logprobs import TokenLogprob
 from engine.sampling.params import SamplingParams
@@ -45,6 +46,7 @@ class Sequence:
     arrived_s: float
     chain: KeyChain
     watch: StopWatch
+    images: tuple[ImageSpan, ...] = ()
     phase: Phase = Phase.WAITING
     blocks: list[int] = field(default_factory=list)
     slot: int | None = None

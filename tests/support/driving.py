@@ -79,7 +79,7 @@ def handoff(
     target.start_decode(
         DecodeRequest(
             request.request_id, request.prompt, (*request.emitted, first.token), request.sampling, first.state,
-            request.salt, request.cache,
+            request.salt, request.cache, images=request.images,
         )
     )  # fmt: skip
     return first, reservation

@@ -26,6 +26,7 @@ from engine.families.v41.normalise import load_classes
 from engine.families.v41.options import Options, parse_options
 from engine.families.v41.replay import Resume, kept_rows, query_rows, resumed, upper_rows
 from engine.families.v41.weights import EngramWeights, Layer, V41Weights, build
+from engine.images import ImageInput, ImageRows
 from kernels import Ops
 from kernels.csa2 import csa2_ops
 from kernels.operands import Ragged
@@ -81,6 +82,7 @@ class V41:
         self.layout = v41_layout(config, options, str(dtype).removeprefix("torch."), block_tokens)
         self.vocab_size, self.max_context_tokens = config.vocab_size, config.max_context_tokens
         self.eos_token_ids = config.eos_token_ids
+        self.image_input = None if config.image_token is None else ImageInput(config.image_token, config.hidden)
         self.probe: Probe | None = None
         self._memory, self._ops, self._csa2 = memory, ops, csa2_ops(ops.name)
         self._attention = Attention(config, options, ops, self._csa2, dtype)
@@ -99,7 +101,7 @@ class V41:
         rows = ragged(batch, self.config.schedule.ratios)
         if resume is not None:
             rows = resumed(rows, resume, self.config.window)
-        flow = self._enter(rows, cache, resume)
+        flow = self._enter(rows, batch.images, cache, resume)
         kept = self._kept(batch)
         for index, layer in enumerate(self.weights.layers):
             self._layer(flow, index, layer, cache, kept if index == self.config.schedule.last_source else None)
@@ -108,10 +110,12 @@ class V41:
         hidden = self._csa2.hyper_collapse(flow.x[at], flow.pre[at], self.weights.norm, self.config.norm_eps)
         return self._ops.linear(hidden, self.weights.logits)
 
-    def _enter(self, rows: Ragged, cache: CachePool, resume: Resume | None) -> _Flow:
-        """Embed the tokens; before the first layer the first stream alone is the block's input."""
+    def _enter(self, rows: Ragged, images: ImageRows | None, cache: CachePool, resume: Resume | None) -> _Flow:
+        """Embed tokens and images; before the first layer the first stream alone is the block's input."""
         dead = rows.tokens == (-1 if self.config.image_token is None else self.config.image_token)
         embedded = self.weights.embedding[torch.from_numpy(rows.tokens)].to(torch.float32)
+        if images is not None:
+            embedded[torch.from_numpy(images.at)] = torch.from_numpy(images.values)
         pre = torch.zeros(rows.rows, self.config.streams)
         pre[:, 0] = 1.0
         table_rows = torch.empty(rows.rows, 0, 0, dtype=torch.int64)
