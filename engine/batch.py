@@ -10,6 +10,18 @@ from engine.images import ImageRows
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """Bounded replay of a batch's sequences; only models whose layout says so are given one.
+
+    A sequence with a hit starts at most one window before its end, and keeps naming it until its context reaches it.
+    """
+
+    hits: np.ndarray  # int32 [sequences] tokens whose global entries are cached though their window rows are not
+    before: np.ndarray  # int64 [sequences, tokens] ids before each context, nearest first; -1: none
+    upper: np.ndarray  # int32 [sequences] first position that goes above the last entry source; 0: every one does
+
+
+@dataclass(frozen=True, slots=True)
 class RaggedBatch:
     """Prefill chunks and decode steps in any mixture. Each sequence goes on after its `context` cached tokens."""
 
@@ -20,6 +32,7 @@ class RaggedBatch:
     block_tables: tuple[tuple[int, ...] | np.ndarray, ...]  # per sequence: blocks of positions 0 .. context + new - 1
     slots: np.ndarray  # int64 [sequences] window slot of each sequence
     logit_rows: np.ndarray  # int64 [wanted] rows whose logits are returned, in this order
+    replay: Replay | None = None
     images: ImageRows | None = None  # only models that take images are given any
 
     @property

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from engine.assembly import Rows
 from engine.errors import BadLogits
-from engine.events import ChunkDone, Event, Failed, FirstToken, TokensOut
+from engine.events import ChunkDone, EntriesReady, Event, Failed, FirstToken, TokensOut
 from engine.sampling.logprobs import TokenLogprob, token_logprobs
 from engine.sampling.params import SamplingState
 from engine.sampling.sampler import Choice, Row, choose
@@ -49,6 +49,8 @@ class Committer:
         self._sealer.seal(sequence, decoding=bool(sequence.output) and chunk.count == 1)
         if sequence.role is Role.PREFILL:
             events.append(ChunkDone(sequence.request_id, chunk.end, sequence.total_tokens))
+        if sequence.entries_only and chunk.end == sequence.total_tokens:
+            events.append(self._entries_ready(sequence))
         if row.prompt_positions:
             followers = [sequence.tokens[position + 1] for position in row.prompt_positions]
             top = sequence.sampling.prompt_logprobs or 0
@@ -68,10 +70,18 @@ class Committer:
         logprobs = None if choice.logprob is None else (choice.logprob,)
         return TokensOut(sequence.request_id, index, (choice.token,), logprobs)
 
-    def _first(self, sequence: Sequence, choice: Choice) -> FirstToken:
+    def _begin(self, sequence: Sequence) -> None:
         sequence.begun = True
         self._counters.prompt_tokens += sequence.prompt_tokens
         self._counters.cached_tokens += sequence.cached_tokens or 0
+
+    def _entries_ready(self, sequence: Sequence) -> EntriesReady:
+        self._begin(sequence)
+        state = SamplingState(sequence.seed, len(sequence.output))
+        return EntriesReady(sequence.request_id, state, sequence.cached_tokens or 0)
+
+    def _first(self, sequence: Sequence, choice: Choice) -> FirstToken:
+        self._begin(sequence)
         return FirstToken(
             request_id=sequence.request_id,
             token=sequence.output[-1],

@@ -62,7 +62,8 @@ class Engine:
         self.model, self.pool, self.config = model, pool, config
         self._family = family
         num_blocks, num_slots = pool.blocks.shape[0], pool.slots.shape[0]
-        self.memory = KVMemory(num_blocks, num_slots, model.layout.block_tokens, bool(model.layout.windows))
+        layout = model.layout
+        self.memory = KVMemory(num_blocks, num_slots, layout.block_tokens, layout.anchored, layout.replay.tokens)
         policy = SchedulerPolicy(
             config.max_batch_tokens, config.max_sequences, config.max_waiting, config.anchor_every_blocks
         )
@@ -114,6 +115,8 @@ class Engine:
     def submit_prefill(self, request: PrefillRequest) -> None:
         """Queue a prefill: ChunkDone per chunk, then FirstToken, then its KV is held until `release`.
 
+        Where decode replays the last window, EntriesReady stands in for FirstToken; not with `prompt_logprobs`.
+
         Raises InvalidParameter, DuplicateRequest or Exhausted.
         """
         self._queue(request, Role.PREFILL)
@@ -149,6 +152,8 @@ class Engine:
         self._sequences[request.request_id] = sequence
         self._scheduler.start(sequence)
         self._sealer.seal(sequence, decoding=False)
+        if request.replays:
+            sequence.replay_hit, sequence.computed_tokens = self.memory.resume(reservation.kv_tokens)
         if sequence.stop is not None:
             self._outbox.append(self._finished(sequence))
 
@@ -274,7 +279,7 @@ class Engine:
         )
 
     def _run(self, plan: Plan) -> list[Event]:
-        batch, rows = assemble(plan.chunks, self.model.layout.block_tokens)
+        batch, rows = assemble(plan.chunks, self.model.layout)
         try:
             with torch.inference_mode():
                 logits = self._family.forward(batch, self.pool).cpu().numpy()

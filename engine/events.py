@@ -43,6 +43,18 @@ class FirstToken:
 
 
 @dataclass(frozen=True, slots=True)
+class EntriesReady:
+    """Every entry of the prompt is in the cache and held; nothing was drawn, for decode replays the last window.
+
+    The last event of such a prefill.
+    """
+
+    request_id: str
+    state: SamplingState
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokensOut:
     """New output tokens; `first_index` counts from the first output token of the request's first life."""
 
@@ -77,9 +89,9 @@ class Preempted:
     request_id: str
 
 
-Event = ChunkDone | FirstToken | TokensOut | Finished | Failed | Preempted
+Event = ChunkDone | FirstToken | EntriesReady | TokensOut | Finished | Failed | Preempted
 
 
 def is_last(event: Event) -> bool:
     """Whether nothing follows `event` for its request."""
-    return isinstance(event, Finished | Failed) or (isinstance(event, FirstToken) and event.held)
+    return isinstance(event, EntriesReady | Finished | Failed) or (isinstance(event, FirstToken) and event.held)

@@ -27,7 +27,7 @@ class Intake:
     def __init__(self, model: ModelInfo, total_blocks: int, decode: Decode | None, clock: Callable[[], float]) -> None:
         self._model, self._total_blocks, self._decode, self._clock = model, total_blocks, decode, clock
         layout = model.layout
-        self._identity = PrefixIdentity(model.revision, layout.fingerprint, "exact", layout.block_tokens)
+        self._identity = PrefixIdentity(model.revision, layout.fingerprint, layout.window_policy, layout.block_tokens)
         self._arrivals = 0
 
     def chain(self, salt: bytes, tokens: tuple[int, ...] | list[int], images: tuple[ImageSpan, ...] = ()) -> KeyChain:
@@ -60,7 +60,8 @@ class Intake:
             watch=watch,
             images=request.images,
         )
-        self._replay(sequence, may_end=role is Role.DECODE)
+        self._bound(sequence)
+        self._replay(sequence, may_end=isinstance(request, DecodeRequest) and not request.replays)
         self._arrivals += 1
         return sequence
 
@@ -92,10 +93,22 @@ class Intake:
         params.validate(self._model.vocab_size)
         if params.stop and self._decode is None:
             raise InvalidParameter("stop", "this model has no tokenizer.json", "use stop_token_ids")
-        if request.emitted or isinstance(request, DecodeRequest):
+        replays = isinstance(request, DecodeRequest) and request.replays
+        if replays and not self._model.layout.replay.handoff:
+            raise InvalidParameter("replays", "this model's windows are handed over", "send the token prefill drew")
+        if request.emitted or (isinstance(request, DecodeRequest) and not replays):
             self.check_tokens("emitted", request.emitted)
         self.check_size("prompt", len(request.prompt) + 1)
         self.check_size("max_tokens", len(request.prompt) + params.max_tokens)
+
+    def _bound(self, sequence: Sequence) -> None:
+        """How far up the model its tokens go: all of them where every prompt token's logits are wanted."""
+        replay = self._model.layout.replay
+        if sequence.sampling.prompt_logprobs is None:
+            sequence.entries_only = replay.handoff and sequence.role is Role.PREFILL
+            sequence.upper_from = replay.start(sequence.prompt_tokens) if replay.decoder else 0
+            if sequence.entries_only:
+                sequence.upper_from = sequence.total_tokens
 
     def _replay(self, sequence: Sequence, may_end: bool) -> None:
         """Show the stop watch the output of earlier lives; only the token before a decode may already be the last."""

@@ -49,12 +49,37 @@ class CacheGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayPolicy:
+    """Bounded replay: window rows of a cached prefix are not kept but recomputed from its last tokens; approximate.
+
+    `decoder`: of a prompt only the last `tokens` go through the layers above the last entry source. `handoff`: prefill
+    computes entries alone; decode replays the last `tokens` of the prompt and draws the first token.
+    """
+
+    tokens: int = 0  # recomputed before the end of a prefix hit; 0: window rows are kept and hits are exact
+    decoder: bool = False
+    handoff: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0 or ((self.decoder or self.handoff) and not self.tokens):
+            raise ValueError(f"replay policy: {self.tokens} tokens cannot be replayed")
+
+    def start(self, hit_tokens: int) -> int:
+        """First position that is computed after a hit of `hit_tokens` tokens."""
+        return max(0, hit_tokens - self.tokens)
+
+
+EXACT = ReplayPolicy()
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Every cache group of a model, in pool order: group after group inside a block, and inside a window slot."""
 
     block_tokens: int
     max_rollback: int  # tokens a sequence may be rolled back without losing ring rows
     groups: tuple[CacheGroup, ...]
+    replay: ReplayPolicy = EXACT
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1 or self.max_rollback < 0:
@@ -77,6 +102,16 @@ class Layout:
     def windows(self) -> tuple[CacheGroup, ...]:
         """Groups stored per sequence, in its slot."""
         return tuple(group for group in self.groups if group.kind is GroupKind.WINDOW)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether a cached prefix can be continued only from an anchor: its window groups at exactly that boundary."""
+        return bool(self.windows) and not self.replay.tokens
+
+    @property
+    def window_policy(self) -> str:
+        """How window state comes back at a prefix hit: part of every prefix key."""
+        return "replay" if self.replay.tokens else "exact"
 
     @property
     def block_bytes(self) -> int:

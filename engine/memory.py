@@ -13,11 +13,14 @@ from engine.prefix import KeyChain
 class KVMemory:
     """Takes evict cold prefixes when free ids run out, so `free + cached` is what a request can get.
 
-    `anchored`: the model has window groups, so that a prefix can be used only where an anchor holds them.
+    `anchored`: the model has window groups, so that a prefix can be used only where an anchor holds them. Where windows
+    are replayed instead, `replay_tokens` of every hit are computed again, and shorter hits are none.
     """
 
-    def __init__(self, num_blocks: int, num_slots: int, block_tokens: int, anchored: bool = True) -> None:
-        self.block_tokens, self.anchored = block_tokens, anchored
+    def __init__(
+        self, num_blocks: int, num_slots: int, block_tokens: int, anchored: bool = True, replay_tokens: int = 0
+    ) -> None:
+        self.block_tokens, self.anchored, self._replay_tokens = block_tokens, anchored, replay_tokens
         self.blocks = BlockPool(num_blocks, "kv blocks")
         self.slots = BlockPool(num_slots, "window slots")
         self.index = PrefixIndex(self.blocks, self.slots, anchored)
@@ -43,11 +46,22 @@ class KVMemory:
 
     def hit(self, chain: KeyChain, prompt_tokens: int) -> PrefixHit:
         """Longest usable prefix, shared to the caller: its blocks and its anchor slot are held until `give`n back."""
-        hit = self.index.hit(chain, prompt_tokens, self.block_tokens)
+        hit = self.look(chain, prompt_tokens)
         self.blocks.share(hit.blocks)
         if hit.anchor_slot is not None:
             self.slots.share((hit.anchor_slot,))
         return hit
+
+    def look(self, chain: KeyChain, prompt_tokens: int) -> PrefixHit:
+        """The same, held by nobody."""
+        hit = self.index.hit(chain, prompt_tokens, self.block_tokens)
+        return hit if len(hit.blocks) * self.block_tokens > self._replay_tokens else PrefixHit((), None)
+
+    def resume(self, hit_tokens: int) -> tuple[int, int]:
+        """The hit that must be replayed, 0 for none, and the first token to compute after it."""
+        if not self._replay_tokens:
+            return 0, hit_tokens
+        return hit_tokens, max(0, hit_tokens - self._replay_tokens)
 
     def match(self, chain: KeyChain) -> tuple[int, ...]:
         """Longest cached prefix whether or not an anchor ends it, shared to the caller."""

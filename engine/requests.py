@@ -41,7 +41,10 @@ class PrefillRequest:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRequest:
-    """Continue from imported KV. `emitted` ends with the token that prefill sampled; the KV covers all before it."""
+    """Continue from imported KV. `emitted` ends with the token that prefill sampled; the KV covers all before it.
+
+    With `replays` prefill sampled none and the KV is global entries alone, of every token: the last window is replayed.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
@@ -51,6 +54,7 @@ class DecodeRequest:
     salt: bytes = b""
     cache: bool = True
     priority: int = 0
+    replays: bool = False
     images: tuple[ImageSpan, ...] = ()  # of the prompt, in order
 
 

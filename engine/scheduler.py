@@ -204,10 +204,11 @@ class Scheduler:
             memory.give(sequence.blocks, () if anchor is None else (anchor,))
             sequence.blocks = []
             return False
-        sequence.computed_tokens = len(sequence.blocks) * memory.block_tokens
+        hit_tokens = len(sequence.blocks) * memory.block_tokens
         sequence.sealed_blocks = len(sequence.blocks)
+        sequence.replay_hit, sequence.computed_tokens = memory.resume(hit_tokens)
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = min(sequence.computed_tokens, sequence.prompt_tokens)
+            sequence.cached_tokens = min(hit_tokens, sequence.prompt_tokens)
         taken, (sequence.slot,) = memory.take(fresh, 1)
         sequence.blocks.extend(taken)
         if anchor is not None:
@@ -243,7 +244,7 @@ class Scheduler:
         slots = [slot for slot in (sequence.slot, sequence.anchor_slot) if slot is not None]
         self._memory.give(sequence.blocks, slots)
         sequence.blocks, sequence.slot, sequence.anchor_slot, sequence.anchor_tokens = [], None, None, 0
-        sequence.computed_tokens = sequence.sealed_blocks = 0
+        sequence.computed_tokens = sequence.sealed_blocks = sequence.replay_hit = 0
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.phase = Phase.WAITING

@@ -55,10 +55,13 @@ class Sequence:
     rolling_anchor: int | None = None  # block whose anchor a later one of this sequence replaces
     computed_tokens: int = 0
     cached_tokens: int | None = None  # None until first admitted
+    replay_hit: int = 0  # tokens whose entries are cached though their window rows were not: computed from before here
+    entries_only: bool = False  # a prefill that draws nothing: decode replays its last window
+    upper_from: int = 0  # first position that goes above a replaying model's last entry source
     sealed_blocks: int = 0
     suspect_tokens: int = 0  # runs alone until this many tokens are computed: a batch with it has failed
     paused: bool = False
-    begun: bool = False  # has drawn a token in this life
+    begun: bool = False  # has drawn a token in this life, or published all its entries
     stop: Stop | None = None  # known as soon as the last token is
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 

@@ -75,10 +75,11 @@ class TransferDesk:
         reserved = self._reserved.get(request.request_id)
         if reserved is None:
             raise NotReserved(request.request_id, "there is no reservation")
-        tokens = (*request.prompt, *request.emitted)[:-1]
+        tokens = (*request.prompt, *request.emitted)
+        tokens = tokens if request.replays else tokens[:-1]
         if len(tokens) != reserved.reservation.kv_tokens:
             have = reserved.reservation.kv_tokens
-            raise NotReserved(request.request_id, f"{have} tokens were reserved, {len(tokens)} precede the last one")
+            raise NotReserved(request.request_id, f"{have} tokens were reserved, KV covers {len(tokens)}")
         if reserved.prompt is not None and reserved.prompt != tokens:
             raise NotReserved(request.request_id, "the tokens differ from the reserved ones")
         return self._reserved.pop(request.request_id).reservation
@@ -137,9 +138,8 @@ class TransferDesk:
             self._memory.give((*loading.parents, *loading.load.blocks), (loading.load.slot,))
 
     def _local(self, chain: KeyChain, prompt_tokens: int) -> LocalPrefix:
-        index, size = self._memory.index, self._memory.block_tokens
-        matched = len(index.match(chain))
-        return LocalPrefix(tuple(chain.keys), matched, len(index.hit(chain, prompt_tokens, size).blocks) * size)
+        matched, hit = len(self._memory.index.match(chain)), self._memory.look(chain, prompt_tokens)
+        return LocalPrefix(tuple(chain.keys), matched, len(hit.blocks) * self._memory.block_tokens)
 
     def _check(self, request_id: str, kv_tokens: int, max_total_tokens: int, tokens: tuple[int, ...] | None) -> None:
         if request_id in self._reserved:

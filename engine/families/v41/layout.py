@@ -52,4 +52,4 @@ def v41_layout(config: V41Config, options: Options, dtype: str, block_tokens: in
             groups.append(rows(open_group(ratio), len(schedule.sources(ratio)), ratio, 2 * config.head_dim, "float32"))
     if config.engram:
         groups.append(rows(HISTORY, 1, config.engram.longest - 1, 1, "float32"))  # class numbers are exact in fp32
-    return Layout(block, MAX_ROLLBACK, tuple(groups))
+    return Layout(block, MAX_ROLLBACK, tuple(groups), options.replay(config.window))

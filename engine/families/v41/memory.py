@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from engine.batch import Replay
 from engine.families.v41.hashing import NOTHING, EngramHash
-from engine.families.v41.replay import Resume
 from kernels import Ops
 from kernels.operands import Ragged, Ring
 
@@ -14,30 +14,34 @@ from kernels.operands import Ragged, Ring
 class EngramMemory:
     """Table rows of every token. Its only state is the ring of each sequence's last classes, in the cache."""
 
-    def __init__(self, classes: np.ndarray, hashing: EngramHash, longest: int, ops: Ops) -> None:
-        self._classes, self._hash, self._before, self._ops = classes, hashing, longest - 1, ops
+    def __init__(
+        self, classes: np.ndarray, hashing: EngramHash, longest: int, image_token: int | None, ops: Ops
+    ) -> None:
+        self._classes, self._hash, self._image_token, self._ops = classes, hashing, image_token, ops
+        self.before = longest - 1  # tokens that an n-gram reaches back
 
-    def rows(self, rows: Ragged, dead: np.ndarray, ring: Ring, resume: Resume | None) -> torch.Tensor:
+    def rows(self, rows: Ragged, dead: np.ndarray, ring: Ring, replay: Replay | None) -> torch.Tensor:
         """int64 [rows, layers, columns]; `dead` (bool [rows]) tokens take part in no n-gram; updates the ring."""
         classes = np.where(dead, NOTHING, self._classes[rows.tokens])
-        recent = np.empty((rows.rows, self._before + 1), np.int64)
+        recent = np.empty((rows.rows, self.before + 1), np.int64)
         recent[:, 0] = classes
-        earlier = self._earlier(rows, ring, resume)
-        for back in range(1, self._before + 1):
+        earlier = self._earlier(rows, ring, replay)
+        for back in range(1, self.before + 1):
             within = rows.positions - back - rows.context[rows.sequences]
             fresh = classes[np.maximum(rows.starts[rows.sequences] + within, 0)]
-            old = earlier[rows.sequences, np.clip(-within - 1, 0, self._before - 1)]
+            old = earlier[rows.sequences, np.clip(-within - 1, 0, self.before - 1)]
             recent[:, back] = np.where(within >= 0, fresh, old)
         self._ops.store_rows(torch.from_numpy(classes.astype(np.float32))[:, None], 0, rows, ring)
         return torch.from_numpy(self._hash.rows(recent))
 
-    def _earlier(self, rows: Ragged, ring: Ring, resume: Resume | None) -> np.ndarray:
+    def _earlier(self, rows: Ragged, ring: Ring, replay: Replay | None) -> np.ndarray:
         """Classes before each sequence's context, int64 [sequences, longest - 1], nearest first."""
-        positions = rows.context[:, None] - 1 - np.arange(self._before)
+        positions = rows.context[:, None] - 1 - np.arange(self.before)
         held = ring.array[rows.slots[:, None], ring.offset + positions % ring.capacity]
         found = np.where(positions < 0, NOTHING, held)
-        if resume is None:
+        if replay is None:
             return found.astype(np.int64)
-        ids = resume.before[:, : self._before]
-        told = np.where(ids < 0, NOTHING, self._classes[ids])
-        return np.where((resume.hits > rows.context)[:, None], told, found).astype(np.int64)
+        ids = replay.before[:, : self.before]
+        nothing = (ids < 0) | (ids == (-1 if self._image_token is None else self._image_token))
+        told = np.where(nothing, NOTHING, self._classes[ids])
+        return np.where((replay.hits > rows.context)[:, None], told, found).astype(np.int64)

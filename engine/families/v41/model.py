@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.batch import RaggedBatch
+from engine.batch import RaggedBatch, Replay
 from engine.cache.pool import CachePool
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.reader import Progress, Reader
@@ -24,7 +24,7 @@ from engine.families.v41.memory import EngramMemory
 from engine.families.v41.names import upstream
 from engine.families.v41.normalise import load_classes
 from engine.families.v41.options import Options, parse_options
-from engine.families.v41.replay import Resume, kept_rows, query_rows, resumed, upper_rows
+from engine.families.v41.replay import kept_rows, query_rows, require_fit, resumed, upper_rows
 from engine.families.v41.weights import EngramWeights, Layer, V41Weights, build
 from engine.images import ImageInput, ImageRows
 from kernels import Ops
@@ -47,6 +47,14 @@ def load(
     return V41(config, options, weights, memory, dtype, ops, block_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class _Upper:
+    """The rows that go above the last entry source, and what they are there."""
+
+    kept: np.ndarray  # int64 [rows], ascending
+    rows: Ragged
+
+
 @dataclass(slots=True)
 class _Flow:
     """What runs through the layers, for the rows in play."""
@@ -58,9 +66,10 @@ class _Flow:
     table_rows: torch.Tensor  # int64 [rows, Engram layers, columns]; no layers without Engram
     shared: Shared
 
-    def keep(self, kept: torch.Tensor, rows: Ragged) -> None:
+    def keep(self, upper: _Upper) -> None:
         """Go on with the kept rows only; nothing shared is left, as the layer at hand publishes anew."""
-        self.x, self.pre, self.dead, self.rows = self.x[kept], self.pre[kept], self.dead[kept], rows
+        kept = torch.from_numpy(upper.kept)
+        self.x, self.pre, self.dead, self.rows = self.x[kept], self.pre[kept], self.dead[kept], upper.rows
         self.table_rows = self.table_rows[kept]
         self.shared = Shared()
 
@@ -90,11 +99,11 @@ class V41:
         self._compressed = GrowingRope(config.compress_rope, config.rope_dim)
 
     @torch.inference_mode()
-    def forward(self, batch: RaggedBatch, cache: CachePool, resume: Resume | None = None) -> torch.Tensor:
+    def forward(self, batch: RaggedBatch, cache: CachePool) -> torch.Tensor:
         """Logits fp32 [len(batch.logit_rows), vocabulary]; writes every new record into `cache`.
 
-        Exact for any chunking, unless `resume` or the decoder replay option ask for bounded replay. Raises ValueError
-        for a batch that does not fit the cache.
+        Exact for any chunking, and with `batch.replay` a function of it and the tokens for any chunking. Raises
+        ValueError for a batch that does not fit the cache.
         """
         check(batch, cache, self.vocab_size, self.max_context_tokens)
         self._ops.begin()
@@ -104,9 +113,14 @@ class V41:
         flow = self._enter(rows, batch.images, cache, resume)
         kept = self._kept(batch)
         for index, layer in enumerate(self.weights.layers):
-            self._layer(flow, index, layer, cache, kept if index == self.config.schedule.last_source else None)
+            last = index == self.config.schedule.last_source
+            self._layer(flow, index, layer, cache, upper if last else None)
+            if not flow.rows.rows:
+                break
         wanted = np.asarray(batch.logit_rows, np.int64)
-        at = torch.from_numpy(wanted if kept is None else np.searchsorted(kept, wanted))
+        if not len(wanted):
+            return torch.empty(0, self.vocab_size)
+        at = torch.from_numpy(wanted if upper is None else np.searchsorted(upper.kept, wanted))
         hidden = self._csa2.hyper_collapse(flow.x[at], flow.pre[at], self.weights.norm, self.config.norm_eps)
         return self._ops.linear(hidden, self.weights.logits)
 
@@ -120,20 +134,20 @@ class V41:
         pre[:, 0] = 1.0
         table_rows = torch.empty(rows.rows, 0, 0, dtype=torch.int64)
         if self._memory:
-            table_rows = self._memory.rows(rows, dead, cache.ring(HISTORY, 0), resume)
+            table_rows = self._memory.rows(rows, dead, cache.ring(HISTORY, 0), replay)
         self._tell("engram rows", -1, table_rows)
         x = embedded[:, None].repeat(1, self.config.streams, 1)
         return _Flow(x, pre, rows, torch.from_numpy(dead), table_rows, Shared())
 
-    def _kept(self, batch: RaggedBatch) -> np.ndarray | None:
-        """The rows that go above the last entry source, None for all of them."""
-        if not self.options.decoder_replay or self.config.schedule.last_source is None:
+    def _upper(self, rows: Ragged, replay: Replay | None) -> _Upper | None:
+        """The rows that go above the last entry source, None where that takes nothing from anybody."""
+        if replay is None or self.config.schedule.last_source is None or not replay.upper.any():
             return None
-        kept = kept_rows(batch, self.config.window)
-        return kept if len(kept) < batch.rows else None
+        kept = kept_rows(rows, replay.upper)
+        return _Upper(kept, upper_rows(rows, kept, replay.upper))
 
-    def _layer(self, flow: _Flow, index: int, layer: Layer, cache: CachePool, kept: np.ndarray | None) -> None:
-        """One layer in place. With `kept`, other rows end once this layer's keys and entries are written."""
+    def _layer(self, flow: _Flow, index: int, layer: Layer, cache: CachePool, upper: _Upper | None) -> None:
+        """One layer in place. With `upper`, other rows end once this layer's keys and entries are written."""
         ops, csa2 = self._ops, self._csa2
         if layer.engram:
             self._recall(flow, layer.engram)
@@ -144,10 +158,12 @@ class V41:
             csa2.hyper_collapse(flow.x, flow.pre, site.norm, site.norm_eps), layer, flow.rows, cache, rope
         )
         keyed = asking = flow.rows
-        if kept is not None:
-            at = torch.from_numpy(kept)
-            keys, asking = keys.of(at), query_rows(flow.rows, kept)
-            flow.keep(at, upper_rows(flow.rows, kept))
+        if upper is not None:
+            keys, asking = keys.of(torch.from_numpy(upper.kept)), query_rows(flow.rows, upper.kept)
+            flow.keep(upper)
+        if not asking.rows:
+            self._attention.store(keys, index, keyed, cache)
+            return
         pre, post, comb = csa2.hyper_mix(flow.x, site)
         attended, flow.shared = self._attention.attend(keys, layer, index, asking, cache, rope, flow.shared)
         self._attention.store(keys, index, keyed, cache)

@@ -5,34 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.families.v41.fields import Fields, refusal
-
-SECTION = "serving"
+from engine.families.serving import flags
+from engine.layout import EXACT, ReplayPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """`fake_quantize`: cached records hold the values their published 8 and 4 bit formats can hold, as trained.
 
-    `decoder_replay`: of each prefill chunk only the last window goes through the layers above the last entry source;
-    approximate, for half the prefill parameters. Both change what is cached, and with it the layout's fingerprint.
+    The others are bounded replay, approximate, and any of them makes prefix hits recompute their last window instead of
+    restoring it. `encoder_replay` asks for nothing more. `decoder_replay`: of a prompt only the last window goes
+    through the layers above the last entry source, for half the prefill parameters. `handoff_replay`: prefill computes
+    entries alone and pushes no window; decode replays the last one and draws the first token.
     """
 
     fake_quantize: bool = False
+    encoder_replay: bool = False
     decoder_replay: bool = False
+    handoff_replay: bool = False
 
     @property
     def mark(self) -> str:
         """What the record versions of this choice end in."""
-        return ("q" if self.fake_quantize else "") + ("r" if self.decoder_replay else "") or "x"
+        return "q" if self.fake_quantize else "x"
+
+    def replay(self, window: int) -> ReplayPolicy:
+        """What the engine must know of it."""
+        if not (self.encoder_replay or self.decoder_replay or self.handoff_replay):
+            return EXACT
+        return ReplayPolicy(window, self.decoder_replay, self.handoff_replay)
 
 
 def parse_options(config: dict[str, Any]) -> Options:
     """The `serving` section of config.json, all false where it is absent. Raises CheckpointError naming the key."""
-    section = config.get(SECTION, {})
-    if not isinstance(section, dict):
-        raise refusal(SECTION, f"{section!r} is not a section")
-    known = Options.__dataclass_fields__
-    if unknown := set(section) - set(known):
-        raise refusal(SECTION, f"{sorted(unknown)} unknown", f"use {', '.join(known)}")
-    return Options(**{key: Fields(section).flag(key) for key in known})
+    return Options(**flags(config, Options))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.batch import RaggedBatch
+from engine.batch import RaggedBatch, Replay
 from engine.cache.pool import CachePool
 from engine.checkpoint.folder import Folder
 from engine.families.v41.model import V41, load
 from engine.families.v41.options import Options
-from engine.families.v41.replay import Resume
 from kernels import choose
 from tests.support.tiny import BLOCK_TOKENS, Piece, batch_of
 
@@ -54,19 +54,21 @@ def resumed_rows(
     start, blocks = max(0, hit - family.config.window), range(family.layout.blocks_for(len(tokens)))
     logits = []
     for at in range(start, len(tokens), chunk):
-        before = [tokens[at - back] if at >= back else -1 for back in (1, 2, 3)]
-        resume = Resume(np.array([hit], np.int32), np.array([before], np.int64))
         batch = batch_of([Piece(tokens[at : at + chunk], at, blocks, slot)])
-        logits.append(family.forward(batch, pool, resume))
+        logits.append(family.forward(replaying(batch, tokens, hit), pool))
     return torch.cat(logits)
+
+
+def replaying(batch: RaggedBatch, tokens: Sequence[int], hit: int = 0, upper: int = 0) -> RaggedBatch:
+    """The batch, whose every sequence is `tokens`, replayed from a hit or with upper layers from `upper` on."""
+    before = [[tokens[at - back] if at >= back else -1 for back in (1, 2, 3)] for at in batch.context]
+    hits, uppers = (np.full(batch.sequences, value, np.int32) for value in (hit, upper))
+    return replace(batch, replay=Replay(hits, np.array(before, np.int64), uppers))
 
 
 def asking(batch: RaggedBatch, rows: Sequence[int]) -> RaggedBatch:
     """The batch, asking for the logits of `rows` only."""
-    return RaggedBatch(
-        batch.tokens, batch.positions, batch.starts, batch.context, batch.block_tables, batch.slots,
-        np.array(rows, np.int64),
-    )  # fmt: skip
+    return replace(batch, logit_rows=np.array(rows, np.int64))
 
 
 def flash_config() -> dict[str, object]:

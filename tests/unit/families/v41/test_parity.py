@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from engine.families.v41.model import V41
 from engine.families.v41.options import Options
-from engine.families.v41.replay import Resume
 from engine.layout import CacheGroup
 from kernels.operands import Selection
 from tests.support.tiny import Piece, batch_of, fresh_pool, run_in_chunks
-from tests.unit.families.v41.material import DATA, Tensors, asking, larger, opened, resumed_rows, tensors
+from tests.unit.families.v41.material import DATA, Tensors, asking, larger, opened, replaying, resumed_rows, tensors
 
 BAR, QUANTIZED_BAR = 1e-3, 2e-2
 LENGTHS = (1, 2, 5, 17, 33, 64, 90, 150)
@@ -33,11 +31,6 @@ def logits() -> Tensors:
 @pytest.fixture(scope="module")
 def replayed() -> Tensors:
     return tensors(larger() / "v41-replay.safetensors")
-
-
-@pytest.fixture(scope="module")
-def trimming() -> V41:
-    return opened(larger() / "v41-tiny", options=Options(decoder_replay=True))
 
 
 @pytest.mark.parametrize("length", [1, 5, 33, 90])
@@ -155,25 +148,35 @@ def test_encoder_replay_equals_its_definition(length: int, hit: int, chunk: int,
     assert torch.equal(pool.blocks[:cached], before[:cached]), "blocks within the hit are never written again"
 
 
+def trimmed_rows(family: V41, pool: Any, tokens: list[int], start: int, chunk: int, hit: int, slot: int) -> Any:
+    """Logits of the last window, the only rows above the last entry source, computed `chunk` tokens at a time."""
+    upper, blocks = len(tokens) - family.config.window, range(family.layout.blocks_for(len(tokens)))
+    found = []
+    for at in range(start, len(tokens), chunk):
+        piece = Piece(tokens[at : at + chunk], at, blocks, slot)
+        rows = range(max(0, upper - at), max(len(piece.tokens), upper - at))
+        found.append(family.forward(replaying(asking(batch_of([piece]), rows), tokens, hit, upper), pool))
+    return torch.cat(found)
+
+
 @pytest.mark.parametrize("length", [40, 90, 150])
-def test_decoder_replay_equals_its_definition(length: int, trimming: V41, replayed: Tensors) -> None:
-    tokens, window = replayed[f"ids_{length}"].tolist(), trimming.config.window
-    batch = batch_of([Piece(tokens, 0, range(trimming.layout.blocks_for(length)), 0)])
-    found = trimming.forward(asking(batch, range(length - window, length)), fresh_pool(trimming))
+@pytest.mark.parametrize("chunk", [1000, 7, 32])
+@pytest.mark.parametrize("kernels", ["cpu", "reference"])
+def test_decoder_replay_equals_its_definition(length: int, chunk: int, kernels: str, replayed: Tensors) -> None:
+    family = opened(larger() / "v41-tiny", kernels)
+    found = trimmed_rows(family, fresh_pool(family), replayed[f"ids_{length}"].tolist(), 0, chunk, 0, 0)
     assert (found - replayed[f"decoder_{length}"]).abs().max() <= BAR
 
 
 @pytest.mark.parametrize(("length", "hit"), HITS)
+@pytest.mark.parametrize("chunk", [1000, 7])
 def test_both_replays_together_equal_their_definition(
-    length: int, hit: int, trimming: V41, tiny: V41, replayed: Tensors
+    length: int, hit: int, chunk: int, tiny: V41, replayed: Tensors
 ) -> None:
-    tokens, window, pool = replayed[f"ids_{length}"].tolist(), trimming.config.window, fresh_pool(trimming)
+    tokens, pool = replayed[f"ids_{length}"].tolist(), fresh_pool(tiny)
     run_in_chunks(tiny, pool, tokens, length)
-    start, blocks = max(0, hit - window), range(trimming.layout.blocks_for(length))
-    before = np.array([[tokens[start - back] if start >= back else -1 for back in (1, 2, 3)]], np.int64)
-    batch = batch_of([Piece(tokens[start:], start, blocks, 1)])
-    rows = range(length - start - window, length - start)
-    found = trimming.forward(asking(batch, rows), pool, Resume(np.array([hit], np.int32), before))
+    start = max(0, hit - tiny.config.window)
+    found = trimmed_rows(tiny, pool, tokens, start, chunk, hit, 1)
     assert (found - replayed[f"both_{length}_{hit}"]).abs().max() <= BAR
 
 

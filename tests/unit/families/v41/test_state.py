@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +11,9 @@ import torch
 from engine.cache.pool import CachePool
 from engine.families.v41.model import V41
 from engine.families.v41.options import Options
-from engine.families.v41.replay import Resume
 from engine.layout import GroupKind
 from tests.support.tiny import Piece, batch_of, fresh_pool, random_tokens, run_in_chunks
-from tests.unit.families.v41.material import DATA, asking, opened, resumed_rows
+from tests.unit.families.v41.material import DATA, asking, opened, replaying, resumed_rows
 
 TOKENS = random_tokens(112, 21, vocabulary=511)
 SAME = 1e-4
@@ -21,11 +22,6 @@ SAME = 1e-4
 @pytest.fixture(scope="module")
 def family() -> V41:
     return opened(DATA / "tiny-q")
-
-
-@pytest.fixture(scope="module")
-def trimming() -> V41:
-    return opened(DATA / "tiny-q", options=Options(decoder_replay=True))
 
 
 @pytest.fixture(scope="module")
@@ -96,54 +92,80 @@ def test_the_layout_counts_every_layer_and_row(family: V41) -> None:
     }
 
 
-def test_every_choice_that_changes_what_is_cached_changes_the_fingerprint(family: V41, trimming: V41) -> None:
-    quantizing = opened(DATA / "tiny-q", options=Options(fake_quantize=True))
-    both = opened(DATA / "tiny-q", options=Options(fake_quantize=True, decoder_replay=True))
-    assert len({model.layout.fingerprint for model in (family, trimming, quantizing, both)}) == 4
+def test_every_choice_that_changes_what_is_cached_changes_the_fingerprint() -> None:
+    choices = [
+        {},
+        *({name: True} for name in Options.__dataclass_fields__),
+        {"fake_quantize": True, "decoder_replay": True},
+    ]
+    families = [opened(DATA / "tiny-q", options=Options(**choice)) for choice in choices]
+    assert len({family.layout.fingerprint for family in families}) == len(choices)
+    assert [family.layout.window_policy for family in families] == ["exact", "exact", *["replay"] * 4]
 
 
-def last_rows(family: V41, pool: CachePool, tokens: list[int], chunk: int, start: int = 0) -> torch.Tensor:
-    """Logits of the last row of each chunk, as a prefill asks for them."""
-    blocks, found = range(family.layout.blocks_for(len(tokens))), []
-    for at in range(start, len(tokens), chunk):
+def prefilled(family: V41, pool: CachePool, tokens: list[int], chunk: int, upper: int) -> torch.Tensor:
+    """Logits of the last row of a prefill whose rows below `upper` stay below the upper layers."""
+    blocks = range(family.layout.blocks_for(len(tokens)))
+    found = torch.empty(0)
+    for at in range(0, len(tokens), chunk):
         piece = Piece(tokens[at : at + chunk], at, blocks, 0)
-        found.append(family.forward(asking(batch_of([piece]), [len(piece.tokens) - 1]), pool))
-    return torch.cat(found)
+        last = [len(piece.tokens) - 1] if at + chunk >= len(tokens) else []
+        found = family.forward(replaying(asking(batch_of([piece]), last), tokens, 0, upper), pool)
+    return found
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 16])
-def test_decoder_replay_changes_nothing_in_chunks_within_the_window(chunk: int, family: V41, trimming: V41) -> None:
-    exact = last_rows(family, fresh_pool(family), TOKENS, chunk)
-    assert torch.equal(last_rows(trimming, fresh_pool(trimming), TOKENS, chunk), exact)
+@pytest.mark.parametrize("chunk", [1, 7, 16, 50, 96, 100])
+def test_decoder_replay_does_not_depend_on_the_chunks(chunk: int, family: V41) -> None:
+    whole, pool = prefilled(family, fresh_pool(family), TOKENS, 112, 96), fresh_pool(family)  # full of NaN
+    assert torch.equal(prefilled(family, pool, TOKENS, chunk, 96), whole)
+    assert torch.isfinite(run_in_chunks(family, pool, [*TOKENS, *TOKENS[:20]], 1, 112)).all(), "reads what was left out"
 
 
-def test_decoding_after_a_trimmed_prefill_reads_no_row_that_was_left_out(trimming: V41) -> None:
-    pool = fresh_pool(trimming)  # full of NaN
-    for chunk in (50, 17, 1):
-        assert torch.isfinite(last_rows(trimming, pool, TOKENS, chunk)).all()
-    last_rows(trimming, pool, TOKENS[:70], 70)
-    assert torch.isfinite(last_rows(trimming, pool, TOKENS, 1, 70)).all()
+def test_decoder_replay_of_everything_is_exact(family: V41, clean: torch.Tensor) -> None:
+    assert torch.equal(prefilled(family, fresh_pool(family), TOKENS, 16, 0), clean[-1:])
 
 
-def test_a_trimmed_prefill_runs_the_upper_layers_on_one_window(trimming: V41) -> None:
-    rows = {}
-    trimming.probe = lambda what, layer, value: rows.__setitem__(layer, len(value)) if what == "streams" else None
+@pytest.mark.parametrize(
+    ("chunk", "upper", "rows"), [(112, 96, [16]), (64, 96, [0, 16]), (112, 112, [0]), (50, 40, [10, 50, 12])]
+)
+def test_the_upper_layers_run_on_the_last_rows_alone(chunk: int, upper: int, rows: list[int], family: V41) -> None:
+    told: list[tuple[int, int]] = []
+    family.probe = lambda what, layer, value: told.append((layer, len(value))) if what == "streams" else None
     try:
-        last_rows(trimming, fresh_pool(trimming), TOKENS, 112)
+        if upper < len(TOKENS):
+            prefilled(family, fresh_pool(family), TOKENS, chunk, upper)
+        else:
+            batch = replaying(asking(batch_of([Piece(TOKENS, 0, range(7), 0)]), []), TOKENS, 0, upper)
+            assert family.forward(batch, fresh_pool(family)).shape == (0, family.vocab_size)
     finally:
-        trimming.probe = None
-    assert [rows[layer] for layer in range(12)] == [112] * 6 + [16] * 6
+        family.probe = None
+    assert [count for layer, count in told if layer == 5] == [min(chunk, 112 - at) for at in range(0, 112, chunk)]
+    for layer in range(6, 12):
+        assert [count for at, count in told if at == layer] == [count for count in rows if count]
 
 
-def test_earlier_rows_that_are_asked_for_keep_their_sequence_whole(family: V41, trimming: V41) -> None:
-    """One sequence wants an early row; its neighbour is trimmed all the same and unharmed."""
+@pytest.mark.parametrize("kernels", ["cpu", "reference"])
+def test_entries_alone_are_those_of_a_whole_prefill(kernels: str) -> None:
+    """Nothing above the last entry source takes part in them, so prefill needs none of it."""
+    family = opened(DATA / "tiny-q", kernels)
+    whole, entries = (CachePool(family.layout, 8, 2, torch.float32) for _ in range(2))
+    run_in_chunks(family, whole, TOKENS, 64)
+    for at in (0, 64):
+        batch = asking(batch_of([Piece(TOKENS[at : at + 64], at, range(7), 0)]), [])
+        family.forward(replaying(batch, TOKENS, 0, 112), entries)
+    assert torch.equal(whole.blocks, entries.blocks)
+
+
+def test_a_sequence_is_trimmed_and_its_neighbour_whole(family: V41) -> None:
+    """One sequence asks for an early row; the other is trimmed and neither is harmed."""
     pieces = [Piece(TOKENS[:60], 0, range(4), 0), Piece(TOKENS[:60], 0, range(4, 8), 1)]
-    batch = batch_of(pieces)
-    whole = family.forward(asking(batch, [10, 59]), fresh_pool(family))
-    found = trimming.forward(asking(batch, [10, 59, 119]), fresh_pool(trimming))
-    assert torch.equal(found[:2], whole)
-    alone = trimming.forward(asking(batch_of(pieces[:1]), [59]), fresh_pool(trimming))
-    assert torch.equal(found[2:], alone)
+    batch = asking(batch_of(pieces), [10, 59, 119])
+    whole = family.forward(batch, fresh_pool(family))
+    mixed = replaying(batch, TOKENS)
+    mixed.replay.upper[:] = 0, 44
+    found = family.forward(mixed, fresh_pool(family))
+    assert torch.equal(found[:2], whole[:2])
+    assert torch.equal(found[2:], prefilled(family, fresh_pool(family), TOKENS[:60], 60, 44))
 
 
 def test_replays_and_decodes_share_a_batch(family: V41, clean: torch.Tensor) -> None:
@@ -154,17 +176,26 @@ def test_replays_and_decodes_share_a_batch(family: V41, clean: torch.Tensor) -> 
     run_in_chunks(family, pool, TOKENS[:64], 64, first_block=8, slot=1)
     start = 64 - family.config.window
     pieces = [Piece(TOKENS[80:81], 80, range(8), 0), Piece(TOKENS[start:90], start, range(8, 16), 2)]
-    before = np.array([[-1, -1, -1], [TOKENS[start - back] for back in (1, 2, 3)]])
-    found = family.forward(batch_of(pieces), pool, Resume(np.array([0, 64], np.int32), before))
+    batch = replaying(batch_of(pieces), TOKENS)
+    batch.replay.hits[:] = 0, 64
+    found = family.forward(batch, pool)
     assert torch.equal(found[0], clean[80])
     assert torch.equal(found[1:], alone)
 
 
 @pytest.mark.parametrize(
-    ("hits", "before", "message"),
-    [([64, 64], 2, "hits"), ([-1], 1, "hits"), ([100], 1, "begin before the replay")],
+    ("change", "message"),
+    [
+        ({"hits": [64, 64]}, "one prefix for each"),
+        ({"hits": [-1]}, "one prefix for each"),
+        ({"hits": [100]}, "begin before the replay"),
+        ({"upper": [1, 1]}, "one prefix for each"),
+        ({"upper": [60]}, "stay below the upper layers"),
+        ({"before": [[1, 2]]}, "3 are needed"),
+    ],
 )
-def test_hits_that_do_not_fit_the_batch_are_refused(hits: list[int], before: int, message: str, family: V41) -> None:
-    resume = Resume(np.array(hits, np.int32), np.full((before, 3), -1))
+def test_replays_that_do_not_fit_the_batch_are_refused(change: dict, message: str, family: V41) -> None:
+    batch = replaying(batch_of([Piece(TOKENS[:20], 48, range(8), 0)]), TOKENS)
+    wrong = replace(batch.replay, **{name: np.array(value) for name, value in change.items()})
     with pytest.raises(ValueError, match=message):
-        family.forward(batch_of([Piece(TOKENS[:20], 48, range(8), 0)]), fresh_pool(family), resume)
+        family.forward(replace(batch, replay=wrong), fresh_pool(family))
