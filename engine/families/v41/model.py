@@ -108,10 +108,11 @@ class V41:
         check(batch, cache, self.vocab_size, self.max_context_tokens)
         self._ops.begin()
         rows = ragged(batch, self.config.schedule.ratios)
-        if resume is not None:
-            rows = resumed(rows, resume, self.config.window)
-        flow = self._enter(rows, batch.images, cache, resume)
-        kept = self._kept(batch)
+        if batch.replay is not None:
+            require_fit(batch.replay, batch, self._memory.before if self._memory else 0)
+            rows = resumed(rows, batch.replay, self.config.window)
+        flow = self._enter(rows, batch.images, cache, batch.replay)
+        upper = self._upper(rows, batch.replay)
         for index, layer in enumerate(self.weights.layers):
             last = index == self.config.schedule.last_source
             self._layer(flow, index, layer, cache, upper if last else None)
@@ -124,7 +125,7 @@ class V41:
         hidden = self._csa2.hyper_collapse(flow.x[at], flow.pre[at], self.weights.norm, self.config.norm_eps)
         return self._ops.linear(hidden, self.weights.logits)
 
-    def _enter(self, rows: Ragged, images: ImageRows | None, cache: CachePool, resume: Resume | None) -> _Flow:
+    def _enter(self, rows: Ragged, images: ImageRows | None, cache: CachePool, replay: Replay | None) -> _Flow:
         """Embed tokens and images; before the first layer the first stream alone is the block's input."""
         dead = rows.tokens == (-1 if self.config.image_token is None else self.config.image_token)
         embedded = self.weights.embedding[torch.from_numpy(rows.tokens)].to(torch.float32)
@@ -206,4 +207,4 @@ def _memory(folder: Folder, config: V41Config, ops: Ops) -> EngramMemory | None:
     hashing = EngramHash(engram, int(classes[engram.pad_token]))
     if hashing.table_rows != engram.rows:
         raise refusal("engram_num_embeddings", f"{list(engram.rows)}, but the hash selects {list(hashing.table_rows)}")
-    return EngramMemory(classes, hashing, engram.longest, ops)
+    return EngramMemory(classes, hashing, engram.longest, config.image_token, ops)
