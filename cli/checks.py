@@ -4,12 +4,17 @@ import tempfile
 from pathlib import Path
 
 from cli.ports import LOOPBACK
+from engine.errors import EngineError
+from engine.families.check import check_folder
 from fabric.errors import StartError
 from fabric.lifecycle import check_port_free
 
 
 def model_folder(model: Path) -> None:
-    """Raises StartError naming the file that a model folder lacks."""
+    """Raises StartError naming the file that a model folder lacks, or the tensor or key that does not fit the others.
+
+    Headers, index, config and tokenizer are read, and no weight: a broken download is named before a process starts.
+    """
     if not model.is_dir():
         raise StartError(f"{model} is not a folder", field="--model", fix="name a folder with a model's files")
     for name in ("config.json", "tokenizer.json"):
@@ -17,10 +22,10 @@ def model_folder(model: Path) -> None:
             raise StartError(
                 f"{model / name} is missing", field="--model", fix="copy the model's complete folder, with this file"
             )
-    if not any(model.glob("*.safetensors")):
-        raise StartError(
-            f"{model} holds no *.safetensors", field="--model", fix="copy the model's weights in safetensors format"
-        )
+    try:
+        check_folder(model)
+    except EngineError as error:
+        raise StartError(f"{error.field}: {error.message}", field="--model", fix=error.fix) from error
 
 
 def writable_folder(path: Path, option: str) -> None:

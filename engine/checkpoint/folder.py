@@ -76,6 +76,11 @@ class Folder:
         return Shard(path)
 
 
+def holds_weights(path: Path) -> bool:
+    """Whether a folder has weights in any form, also in one that `Folder` refuses."""
+    return any(any(path.glob(pattern)) for pattern in ("*.safetensors", INDEX, *_PICKLED))
+
+
 def read_json(path: Path, fix: str) -> dict[str, Any]:
     """A JSON object from a file; CheckpointError if it is missing or not one."""
     if not path.is_file():

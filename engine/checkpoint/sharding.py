@@ -46,9 +46,10 @@ def parts(folder: Folder, naming: Naming, rank: Rank) -> dict[str, Part]:
         split, expert = split_of(name, naming.rules), expert_of(name)
         is_scale = name.endswith(".scale") and split is not Split.WHOLE
         if split is None or (expert is not None and expert >= experts):
-            raise _error(folder, at, "this model type has no such tensor", _ANOTHER)
-        if is_scale and name.removesuffix(".scale") + ".weight" not in stored:
-            raise _error(folder, at, "a scale without its weight", "download the missing shard")
+            raise _error(folder, at, "unknown tensor: this model type has none of that name", _ANOTHER)
+        if is_scale and (weight := name.removesuffix(".scale") + ".weight") not in stored:
+            message, fix = "the tensor is missing, its scale is there", "download the missing shard"
+            raise CheckpointError(message, file=folder.path, item=weight, fix=fix)
         if not is_scale and (split is not Split.EXPERT or expert in mine):
             found |= _pair(folder, stored, name, split, block, rank)
     return found

@@ -1,37 +1,27 @@
-"""Model families by architecture name: one module and one line here each. Opens folders; runs nothing."""
+"""What a model family is, and the opening of a folder as one: the registry names the families. Runs nothing."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import torch
-
-from engine.batch import RaggedBatch
-from engine.cache.pool import CachePool
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.folder import Folder
-from engine.checkpoint.reader import Progress
-from engine.families.draft import Draft
-from engine.images import ImageInput
-from engine.layout import Layout
-from kernels import Ops
+from engine.families.check import check
+from engine.families.registry import architecture, package_of
 
-_FAMILIES = {
-    "DeepseekV2ForCausalLM": "engine.families.mla",
-    "DeepseekV3ForCausalLM": "engine.families.mla",
-    "DeepseekV32ForCausalLM": "engine.families.mla",
-    "DeepseekV4ForCausalLM": "engine.families.v4",
-    "DeepseekV41ForCausalLM": "engine.families.v41",
-}
-_MODEL_TYPES = {
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-    "deepseek_v32": "DeepseekV32ForCausalLM",
-    "deepseek_v4": "DeepseekV4ForCausalLM",
-    "deepseek_v41": "DeepseekV41ForCausalLM",
-}
+if TYPE_CHECKING:  # names and configs are also read where no torch is
+    import torch
+
+    from engine.batch import RaggedBatch
+    from engine.cache.pool import CachePool
+    from engine.checkpoint.progress import Progress
+    from engine.families.draft import Draft
+    from engine.images import ImageInput
+    from engine.layout import Layout
+    from kernels import Ops
+__all__ = ["Family", "TakesImages", "architecture", "open_family"]
 
 
 class Family(Protocol):
@@ -73,18 +63,7 @@ def open_family(
     if batch_invariant and not ops.batch_invariant:
         message, fix = f"the {ops.name} kernels are not batch invariant", "choose kernels=cpu"
         raise CheckpointError(message, file=model_dir, item="batch_invariant", fix=fix)
-    module = import_module(_FAMILIES[architecture(folder.config)])
+    check(folder)
+    module = import_module(f"{package_of(folder.config)}.model")
     family: Family = module.load(folder, dtype, batch_invariant, ops, block_tokens, progress)
     return family
-
-
-def architecture(config: dict[str, Any]) -> str:
-    """The architecture a config names, by `architectures` or `model_type`. Raises CheckpointError if none is known."""
-    named = config.get("architectures")
-    listed = list(named) if isinstance(named, list) else []
-    for candidate in [*listed, _MODEL_TYPES.get(str(config.get("model_type")), "")]:
-        if candidate in _FAMILIES:
-            return str(candidate)
-    message = f"{listed or config.get('model_type')!r} is not served here"
-    fix = f"use a model of {', '.join(_FAMILIES)}"
-    raise CheckpointError(message, file="config.json", item="architectures", fix=fix)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.folder import Folder
+from engine.families.check import check
 from engine.inspect.inventory import Model, Wanted
 
 _SHOWN = 3
@@ -57,7 +59,15 @@ class Contents:
         missing = [name for name in wanted if name not in self._stored]
         shapes = [problem for name in wanted.keys() & self._stored.keys() if (problem := self._shape(wanted[name]))]
         found = [_summary("missing", missing), _summary("unknown", unknown), *sorted(shapes)[:_SHOWN]]
-        return tuple(problem for problem in found if problem)
+        return tuple(problem for problem in found if problem) or self._misfit()
+
+    def _misfit(self) -> tuple[str, ...]:
+        """What only shows between files: scales and their weights, the tokenizer and the vocabulary."""
+        try:
+            check(self._folder)
+        except CheckpointError as error:
+            return (str(error),)
+        return ()
 
     def _shape(self, wanted: Wanted) -> str:
         stored = self._stored[wanted.name]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.folder import Folder, read_json
+from engine.checkpoint.folder import Folder, holds_weights, read_json
 from engine.errors import InvalidParameter
 from engine.inspect.caches import CacheCost, cache_costs
 from engine.inspect.contents import Contents, StoredType
@@ -103,7 +103,7 @@ def _open(path: Path) -> tuple[dict[str, Any], Folder | None]:
         raise InvalidParameter("checkpoint", f"{path} does not exist", _POINT)
     if path.is_file():
         return read_json(path, _POINT), None
-    if any(path.glob("*.safetensors")) or any(path.glob("*.safetensors.index.json")):
+    if holds_weights(path):
         folder = Folder(path)
         return folder.config, folder
     return read_json(path / "config.json", _POINT), None

@@ -17,8 +17,8 @@ from engine.families.mla.layout import mla_layout
 from engine.families.mla.mtp import MlaDraft
 from engine.families.mla.names import upstream
 from engine.families.mla.options import Options, index_rounding, parse_options
-from engine.families.mla.scaling import RotaryTable
 from engine.families.mla.weights import Layer, MlaWeights
+from engine.families.rotary import GrowingRope
 from engine.families.v4.ragged import check, ragged
 from kernels import Ops
 
@@ -49,7 +49,7 @@ class Mla:
         self.vocab_size, self.max_context_tokens = config.vocab_size, config.max_context_tokens
         self.eos_token_ids = config.eos_token_ids
         self._ops, self._expandable = ops, expandable
-        self._rotary = RotaryTable(config.rotary, config.rope)
+        self._rotary = GrowingRope(config.rotary.rope, config.rope, config.rotary.amplitude)
         self._attention = Attention(ops, index_rounding(config, options, ops))
         self.draft = MlaDraft(self, ops) if weights.mtp else None
 

@@ -1,4 +1,4 @@
-"""Rotary settings of V2 to V3.2: the table, its amplitude, and what YaRN adds to the score scale."""
+"""Rotary settings of V2 to V3.2: the table's, its amplitude, and what YaRN adds to the score scale."""
 
 from __future__ import annotations
 
@@ -6,14 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from engine.families.mla.fields import Fields, wrong
-from engine.families.v4.config import Rope, Yarn
-from engine.families.v4.rope import inverse_frequencies
-from kernels.operands import RopeTable
-
-_FIRST_POSITIONS = 1024
+from engine.families.yarn import Rope, Yarn
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +53,3 @@ def _yarn(theta: float, given: dict[str, Any], key: str) -> Rotary:
 def _gain(factor: float, mscale: float) -> float:
     """How much YaRN raises attention at a stretch of `factor` (arXiv 2309.00071)."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
-class RotaryTable:
-    """A table that doubles when a position beyond its end is needed; its owner is the model that reads it."""
-
-    def __init__(self, settings: Rotary, width: int) -> None:
-        self._frequencies, self._amplitude = inverse_frequencies(settings.rope, width), settings.amplitude
-        self._table = self._make(_FIRST_POSITIONS)
-
-    def upto(self, positions: int) -> RopeTable:
-        """A table of at least `positions` positions."""
-        have = len(self._table.cos)
-        if have < positions:
-            self._table = self._make(max(positions, 2 * have))
-        return self._table
-
-    def _make(self, positions: int) -> RopeTable:
-        angles = torch.arange(positions).float()[:, None] * self._frequencies
-        return RopeTable(angles.cos() * self._amplitude, angles.sin() * self._amplitude)

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from engine.checkpoint.errors import CheckpointError
+from engine.families.yarn import Rope, Yarn
 
 _EXPECTED = {  # mechanisms every published V4 has; another value would need other code
     "num_key_value_heads": 1,
@@ -29,24 +30,6 @@ class LayerKind(Enum):
     SLIDING = "sliding_attention"
     CSA = "compressed_sparse_attention"
     HCA = "heavily_compressed_attention"
-
-
-@dataclass(frozen=True, slots=True)
-class Yarn:
-    """YaRN: long wavelengths are stretched by `factor`, short ones kept, with a ramp between the two betas."""
-
-    factor: float
-    original_tokens: int
-    beta_fast: float
-    beta_slow: float
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """One rotary table."""
-
-    theta: float
-    yarn: Yarn | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from engine.cache.pool import CachePool
+from engine.families.rotary import GrowingRope
 from engine.families.v4.config import V4Config
-from engine.families.v4.rope import GrowingRope
 from engine.families.v4.rounding import Rounding
 from engine.families.v4.weights import Layer
 from kernels import Ops

@@ -131,13 +131,13 @@ def change(path: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> Folde
 @pytest.mark.parametrize(
     ("edit", "item", "message"),
     [
-        (lambda t: t.update({"layers.0.attn.rotary": torch.ones(1)}), "layers.0.attn.rotary", "no such tensor"),
+        (lambda t: t.update({"layers.0.attn.rotary": torch.ones(1)}), "layers.0.attn.rotary", "unknown tensor"),
         (
             lambda t: t.update({"layers.0.ffn.experts.8.w1.weight": torch.ones(1, 1)}),
             "layers.0.ffn.experts.8.w1.weight",
-            "no such tensor",
+            "unknown tensor",
         ),
-        (lambda t: t.pop("layers.1.attn.wo_b.weight"), "layers.1.attn.wo_b.scale", "without its weight"),
+        (lambda t: t.pop("layers.1.attn.wo_b.weight"), "layers.1.attn.wo_b.weight", "missing"),
         (
             lambda t: t.update({"layers.1.attn.wo_b.scale": t["layers.1.attn.wo_b.scale"][:-1].clone()}),
             "layers.1.attn.wo_b.scale",

@@ -1,10 +1,12 @@
 """Bad options are refused before any work, with the file or port named."""
 
+import shutil
 import socket
 
 import pytest
 
 from cli import checks
+from cli.main import NANO
 from fabric.errors import StartError
 
 
@@ -20,10 +22,18 @@ def test_an_incomplete_model_folder_is_refused_with_the_missing_file(tmp_path, m
     assert caught.value.fix
 
 
-def test_a_complete_model_folder_passes(tmp_path):
-    for name in ("config.json", "tokenizer.json", "model-00001-of-00001.safetensors"):
-        (tmp_path / name).write_text("{}")
-    checks.model_folder(tmp_path)
+def test_the_embedded_model_passes():
+    checks.model_folder(NANO)
+
+
+def test_a_damaged_shard_is_named_before_any_process_starts(tmp_path):
+    folder = shutil.copytree(NANO, tmp_path / "model", ignore=lambda _, names: [n for n in names if n.endswith(".py")])
+    shard = folder / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(StartError) as caught:
+        checks.model_folder(folder)
+    assert shard.name in caught.value.message
+    assert (caught.value.field, "download" in caught.value.fix) == ("--model", True)
 
 
 @pytest.mark.parametrize("below", ["taken/logs", "taken"])

@@ -12,10 +12,11 @@ import torch
 
 from engine.checkpoint.errors import CheckpointError
 from engine.families import architecture
-from engine.families.v4.config import LayerKind, Rope, parse
+from engine.families.rotary import GrowingRope, inverse_frequencies
+from engine.families.v4.config import LayerKind, parse
 from engine.families.v4.layout import v4_layout
-from engine.families.v4.rope import GrowingRope, inverse_frequencies
 from engine.families.v4.tiny import TINY, TRANSFORMERS_KEYS, UPSTREAM_KEYS
+from engine.families.yarn import Rope
 
 FLASH = {
     **{key: value for key, value in TINY.items() if key != "compress_rates"},
