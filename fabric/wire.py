@@ -127,6 +127,17 @@ class GroupLike(Protocol):
     def record_version(self) -> str: ...
 
 
+class ReplayLike(Protocol):
+    """What a layout says of bounded replay; 0 tokens: nothing is replayed."""
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def decoder(self) -> bool: ...
+    @property
+    def handoff(self) -> bool: ...
+
+
 class LayoutLike(Protocol):
     """What a layout declares."""
 
@@ -138,17 +149,22 @@ class LayoutLike(Protocol):
     def max_rollback(self) -> int: ...
     @property
     def groups(self) -> Sequence[GroupLike]: ...
+    @property
+    def replay(self) -> ReplayLike: ...
 
 
 _KINDS = {"global": pb.CACHE_GROUP_KIND_GLOBAL, "window": pb.CACHE_GROUP_KIND_WINDOW}
 
 
 def pack_layout(layout: LayoutLike) -> pb.Layout:
+    replay = layout.replay
+    policy = pb.ReplayPolicy(tokens=replay.tokens, decoder=replay.decoder, handoff=replay.handoff)
     return pb.Layout(
         fingerprint=layout.fingerprint,
         block_tokens=layout.block_tokens,
         max_rollback=layout.max_rollback,
         groups=[_pack_group(group) for group in layout.groups],
+        replay=policy if replay.tokens else None,
     )
 
 

@@ -9,7 +9,6 @@ from random import Random
 from engine.prefix import PrefixIdentity, block_keys
 from fabric.errors import ServiceError, Unavailable
 
-_WINDOW_POLICY = "exact"
 # Work done lately counts a little: without it a worker that answers at once looks idle for ever and gets everything.
 _RECENT_WEIGHT = 0.1
 _DECODE_HIT_WEIGHT = 0.25
@@ -31,6 +30,7 @@ class Worker:
     layout_fingerprint: str
     block_tokens: int
     max_tokens: int
+    window_policy: str = "exact"  # part of the keys it holds
     max_requests: int = 1
     queued_tokens: int = 0
     sent_tokens: int = 0
@@ -109,7 +109,7 @@ class _Keys:
         return self._hits[worker.key]
 
     def _chain(self, worker: Worker) -> list[bytes]:
-        identity = PrefixIdentity(worker.revision, worker.layout_fingerprint, _WINDOW_POLICY, worker.block_tokens)
+        identity = PrefixIdentity(worker.revision, worker.layout_fingerprint, worker.window_policy, worker.block_tokens)
         if identity not in self._chains:
             self._chains[identity] = block_keys(self._demand.salt, self._demand.token_ids, identity)
         return self._chains[identity]

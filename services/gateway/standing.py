@@ -94,6 +94,7 @@ class Standing:
             layout_fingerprint=model.layout.fingerprint,
             block_tokens=model.layout.block_tokens,
             max_tokens=self.limits.max_tokens,
+            window_policy="replay" if model.layout.replay.tokens else "exact",
             max_requests=max(1, self.limits.max_requests),
             queued_tokens=status.queued_tokens,
             sent_tokens=sum(sent.tokens for sent in self._sent.values()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.layout import CacheGroup, GroupKind, Layout
+from engine.layout import CacheGroup, GroupKind, Layout, ReplayPolicy
 from fabric.errors import InvalidArgument
 from protos.deepinfer.v1 import common_pb2 as pb
 
@@ -17,7 +17,8 @@ def unpack_layout(message: pb.Layout, field: str) -> Layout:
     """
     try:
         groups = tuple(_unpack_group(group) for group in message.groups)
-        layout = Layout(message.block_tokens, message.max_rollback, groups)
+        replay = ReplayPolicy(message.replay.tokens, message.replay.decoder, message.replay.handoff)
+        layout = Layout(message.block_tokens, message.max_rollback, groups, replay)
     except (ValueError, KeyError) as error:
         raise InvalidArgument(str(error), field=field, fix="send the layout that Info tells") from error
     if layout.fingerprint != message.fingerprint:

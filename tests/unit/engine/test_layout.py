@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.layout import CacheGroup, GroupKind, Layout
+from engine.layout import CacheGroup, GroupKind, Layout, ReplayPolicy
 
 ENTRIES = CacheGroup("csa", GroupKind.GLOBAL, 3, 32, 4, 64, "float32", "v1")
 RING = CacheGroup("window", GroupKind.WINDOW, 8, 136, 1, 64, "float32", "v1")
@@ -15,6 +15,14 @@ def test_sizes_are_sums_of_contiguous_extents() -> None:
     assert (LAYOUT.block_bytes, LAYOUT.window_bytes) == (3 * 32 * 64, 8 * 136 * 64)
     assert LAYOUT.globals == (ENTRIES,) and LAYOUT.windows == (RING,)
     assert [LAYOUT.blocks_for(tokens) for tokens in (0, 1, 128, 129)] == [0, 1, 1, 2]
+
+
+def test_windows_need_anchors_unless_they_are_replayed() -> None:
+    replaying = replace(LAYOUT, replay=ReplayPolicy(128))
+    assert (LAYOUT.anchored, LAYOUT.window_policy) == (True, "exact")
+    assert (replaying.anchored, replaying.window_policy) == (False, "replay")
+    assert not Layout(128, 8, (ENTRIES,)).anchored
+    assert [replaying.replay.start(hit) for hit in (0, 100, 129, 1000)] == [0, 0, 1, 872]
 
 
 def test_valid_entries_count_only_complete_windows_and_never_exceed_the_extent() -> None:

@@ -62,11 +62,19 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Replay:
+    tokens: int = 0
+    decoder: bool = False
+    handoff: bool = False
+
+
+@dataclass(frozen=True)
 class Layout:
     fingerprint: str = "ab12"
     block_tokens: int = 128
     max_rollback: int = 8
     groups: tuple[Group, ...] = (Group("csa", Kind.GLOBAL), Group("window", Kind.WINDOW))
+    replay: Replay = Replay()
 
 
 def test_a_layout_is_packed_field_by_field():
@@ -79,6 +87,12 @@ def test_a_layout_is_packed_field_by_field():
     group = packed.groups[0]
     assert (group.layers, group.entries, group.tokens_per_entry, group.record_bytes) == (3, 32, 4, 512)
     assert (group.dtype, group.record_version) == ("float32", "v4.csa.float32.1")
+
+
+def test_only_a_layout_that_replays_says_so():
+    assert not wire.pack_layout(Layout()).HasField("replay")
+    policy = wire.pack_layout(Layout(replay=Replay(128, decoder=True))).replay
+    assert (policy.tokens, policy.decoder, policy.handoff) == (128, True, False)
 
 
 def test_an_unknown_kind_of_group_is_no_silent_default():

@@ -43,6 +43,12 @@ def test_a_hit_is_the_leading_blocks_only() -> None:
     assert pick([worker("p", held=frozenset(held[:3] + held[5:]))], [worker("d")])[2] == 384
 
 
+def test_a_worker_that_replays_windows_keys_its_blocks_by_that() -> None:
+    replayed = frozenset(block_keys(b"salt", PROMPT, PrefixIdentity("rev", "layout", "replay", 128)))
+    assert pick([worker("p", held=replayed, window_policy="replay")], [worker("d")])[2] == 1024
+    assert pick([worker("p", held=replayed)], [worker("d")])[2] == 0
+
+
 def test_without_cache_the_prefix_does_not_count() -> None:
     assert pick([worker("p", held=keys())], [worker("d")], replace(DEMAND, use_cache=False))[2] == 0
 
