@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat test test-full test-chaos lint protos shape bench hooks
+.PHONY: help setup serve chat test test-full test-chaos lint protos shape bench peers hooks
 
 help:  ## these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ bench: setup  ## ratios against the reference and against the parts alone
 	$(BIN)/python -m bench.push
 	$(BIN)/python -m bench.stack
 	$(BIN)/python -m bench.footprint
+
+peers:  ## make .peers/vllm, which bench.engine --peer vllm runs (3.3 GB)
+	@PYTHON=$(PYTHON) scripts/peers.sh
 
 hooks: setup  ## run the quick checks before every commit
 	$(BIN)/pre-commit install

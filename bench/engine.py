@@ -1,7 +1,9 @@
-"""The engine against transformers' `generate` on the same weights, batch 1 and 8, interleaved in one process.
+"""The engine against other engines on the same weights, batch 1 and 8; all choose greedily and ignore end tokens.
 
-`python -m bench.engine [--json PATH] [--model DIR]`. Times are whole generations, prompt included; both sides choose
-greedily, ignore end tokens and must agree on the prompt's logits before anything is measured.
+`python -m bench.engine [--json PATH] [--model DIR]`: against transformers' `generate`, interleaved in one process.
+Times are whole generations, prompt included; both sides must agree on the prompt's logits before that.
+`python -m bench.engine --family v3 --peer vllm --peer transformers`: on a random checkpoint, bf16, every engine in a
+process and an environment of its own (`make peers` builds vLLM's). Exit code 1 for a missed bar, 2 for a missing peer.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from bench.beside import FAMILIES, beside
+from bench.contest import PEERS, MissingPeer
+from bench.generation import finish, generate
 from bench.reference import open_reference
 from bench.table import Row, report
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.events import Failed, FirstToken, TokensOut
+from engine.events import FirstToken
 from engine.requests import GenerateRequest
 from engine.sampling.params import SamplingParams
 
@@ -36,8 +41,22 @@ Prompts = list[tuple[int, ...]]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse, measure, report; exit code 0 if every bar is reached."""
+    """Parse, measure, report; exit code 0 if every bar is reached, 2 if a peer is not there."""
     options = _options(argv)
+    return _against_transformers(options) if options.family is None else _beside_peers(options)
+
+
+def _beside_peers(options: argparse.Namespace) -> int:
+    try:
+        rows = beside(options, THREADS)
+    except MissingPeer as missing:
+        print(f"bench.engine: {missing}", file=sys.stderr)
+        return 2
+    return report(f"engine ({options.family}, random, bf16) beside its peers, {THREADS} threads", rows, options.json)
+
+
+def _against_transformers(options: argparse.Namespace) -> int:
+    options.prompt, options.new = options.prompt or 512, options.new or 128
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(THREADS)
@@ -58,7 +77,7 @@ def agreement(engine: Engine, reference: PreTrainedModel, options: argparse.Name
     (prompt,) = prompts(engine, 1, options.prompt, seed=0)
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, prompt_logprobs=0)
     engine.submit(GenerateRequest("agreement", prompt, params, cache=False))
-    (first,) = (event for event in _run(engine) if isinstance(event, FirstToken))
+    (first,) = (event for event in finish(engine) if isinstance(event, FirstToken))
     ours = [entry.logprob for entry in first.prompt_logprobs or () if entry is not None]
     with torch.inference_mode():
         scores = reference(torch.tensor([prompt]), use_cache=False).logits[0].log_softmax(-1)
@@ -96,17 +115,6 @@ def prompts(engine: Engine, count: int, length: int, seed: int) -> Prompts:
     return [tuple(row) for row in drawn.tolist()]
 
 
-def generate(engine: Engine, given: Prompts, new_tokens: int) -> list[list[int]]:
-    """Greedy continuations by the engine, without the prefix cache."""
-    params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
-    for index, prompt in enumerate(given):
-        engine.submit(GenerateRequest(str(index), prompt, params, cache=False))
-    tokens: dict[str, list[int]] = {str(index): [] for index in range(len(given))}
-    for event in _run(engine):
-        tokens[event.request_id] += (event.token,) if isinstance(event, FirstToken) else event.token_ids
-    return list(tokens.values())
-
-
 def generate_reference(reference: PreTrainedModel, given: Prompts, new_tokens: int) -> list[list[int]]:
     """Greedy continuations by transformers, with its cache."""
     length = len(given[0])
@@ -115,17 +123,6 @@ def generate_reference(reference: PreTrainedModel, given: Prompts, new_tokens: i
             torch.tensor(given), max_new_tokens=new_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
         )
     return [row[length:].tolist() for row in output]
-
-
-def _run(engine: Engine) -> list[FirstToken | TokensOut]:
-    events: list[FirstToken | TokensOut] = []
-    while engine.has_work:
-        for event in engine.step():
-            if isinstance(event, Failed):
-                raise event.error
-            if isinstance(event, FirstToken | TokensOut):
-                events.append(event)
-    return events
 
 
 def _timed(action: Callable[[], object]) -> float:
@@ -138,10 +135,16 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__)
     parser.add_argument("--json", type=Path, help="also write the table here")
     parser.add_argument("--model", type=Path, default=Path(__file__).parent.parent / "models" / "nano")
-    parser.add_argument("--prompt", type=int, default=512, help="prompt tokens")
-    parser.add_argument("--new", type=int, default=128, help="new tokens")
+    parser.add_argument("--family", choices=sorted(FAMILIES), help="a random checkpoint of it instead of --model")
+    parser.add_argument("--peer", action="append", choices=sorted(PEERS), help="with --family; repeatable")
+    parser.add_argument("--prompt", type=int, help="prompt tokens (512; with --family 256)")
+    parser.add_argument("--new", type=int, help="new tokens (128; with --family 64)")
     parser.add_argument("--repeats", type=int, default=5)
-    return parser.parse_args(argv)
+    parser.add_argument("--seconds", type=float, default=20.0, help="with --family: begin no repeat after them")
+    options = parser.parse_args(argv)
+    if options.peer and not options.family:
+        parser.error("--peer needs --family; without it the engine runs against transformers")
+    return options
 
 
 if __name__ == "__main__":
