@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.scales import FP4_GROUP, quantization
+from engine.families.facts import Facts
 from engine.inspect.inventory import Wanted
 from engine.inspect.parts import Part, Place
 
-_FP32_NAMES = ("hc_", "attn_sink", ".ape", "gate.bias", "e_score_correction_bias", "q_weight", "k_weight")
-_MLA_BF16 = ("embed_tokens", "lm_head", "norm", "mlp.gate.", "eh_proj", "weights_proj", "shared_head")
-_V4_FP8 = ("wq_a", "wq_b", "wkv", "wo_a", "wo_b", "w1", "w2", "w3", "e_proj", "h_proj")
+_FP32_NAMES = ("hc_", "attn_sink", ".ape", "gate.bias", "e_score_correction_bias", "q_weight", "k_weight", "image_")
 _ROW_GROUP = 32  # channels of an Engram row that share one scale
 
 
@@ -34,17 +34,18 @@ class Publication:
 
     block: tuple[int, int] | None
     fp4_experts: bool
-    scale_bytes: int  # of one FP8 block: V2 to V3.2 store fp32, later models a power of two
+    scale_bytes: int  # of one FP8 block
+    is_fp8: Callable[[str], bool]  # by upstream tensor name
 
 
-def publication(config: dict[str, Any], family: str) -> Publication:
+def publication(config: dict[str, Any], facts: Facts) -> Publication:
     """Raises CheckpointError naming `quantization_config` where it is not one."""
     block = quantization(config).block
     settings = config.get("quantization_config") or {}
     expert = settings.get("expert_dtype", config.get("expert_dtype"))
     if expert not in (None, "fp4", "fp8"):
         raise CheckpointError(f"{expert!r} is unknown", file="config.json", item="expert_dtype", fix="use fp4 or fp8")
-    return Publication(block, expert == "fp4", 1 if family in ("deepseek_v4", "deepseek_v41") else 4)
+    return Publication(block, expert == "fp4", facts.scale_bytes, facts.is_fp8)
 
 
 def stored(wanted: Wanted, place: Place, published: Publication) -> tuple[Format, int]:
@@ -65,16 +66,12 @@ def _format(wanted: Wanted, place: Place, published: Publication) -> Format:
         return Format.INT64
     if any(part in wanted.name for part in _FP32_NAMES):
         return Format.FP32
+    if place.part is Part.VISION:
+        return Format.BF16
     if published.block is None or len(wanted.shape) != 2 or not wanted.name.endswith(".weight"):
         return Format.BF16
     if place.part is Part.ENGRAM_TABLE:
         return Format.FP8_ROWS
     if ".experts." in wanted.name and published.fp4_experts:
         return Format.FP4
-    return Format.FP8 if _is_fp8(wanted.name, published) else Format.BF16
-
-
-def _is_fp8(name: str, published: Publication) -> bool:
-    if published.scale_bytes == 4:
-        return not any(part in name for part in _MLA_BF16)
-    return name.split(".")[-2] in _V4_FP8 and ".compressor." not in name
+    return Format.FP8 if published.is_fp8(wanted.name) else Format.BF16

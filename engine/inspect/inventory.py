@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,25 +16,9 @@ import torch
 
 from engine.checkpoint.reader import Reader
 from engine.checkpoint.table import RowTable
-from engine.families import architecture
-from engine.families.mla import build as mla_build
-from engine.families.mla import config as mla_config
-from engine.families.mla import layout as mla_layout
-from engine.families.mla import names as mla_names
-from engine.families.v4 import config as v4_config
-from engine.families.v4 import layout as v4_layout
-from engine.families.v4 import names as v4_names
-from engine.families.v4 import weights as v4_weights
-from engine.families.v41 import config as v41_config
-from engine.families.v41 import layout as v41_layout
-from engine.families.v41 import names as v41_names
-from engine.families.v41 import options as v41_options
-from engine.families.v41 import weights as v41_weights
-from engine.layout import Layout
+from engine.families.facts import Facts
+from engine.families.registry import package_of
 from kernels import Ops
-
-_BLOCK_TOKENS = 128
-_TYPE = torch.float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +37,12 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A family's reading of one config.json. `layout` gives its cache groups for records of a type."""
+    """A family's reading of one config.json, with the tensors that it asked for."""
 
-    family: str
-    config: Any  # the family's own
+    facts: Facts
     wanted: tuple[Wanted, ...]
-    layout: Callable[[str], Layout]
     upstream: Callable[[str], str]  # stored name -> the name in `wanted`
-    elsewhere: tuple[str, ...]  # name prefixes of parts that the family's builder does not load
+    elsewhere: tuple[str, ...]  # name prefixes of parts that the family does not load
 
 
 def read_model(config: dict[str, Any], stored: frozenset[str] | None = None) -> Model:
@@ -67,43 +50,11 @@ def read_model(config: dict[str, Any], stored: frozenset[str] | None = None) -> 
 
     Raises CheckpointError naming the key of config.json that cannot be served.
     """
-    return {"mla": _mla, "v4": _v4, "v41": _v41}[_package(architecture(config))](config, stored)
-
-
-def _package(name: str) -> str:
-    return {"DeepseekV4ForCausalLM": "v4", "DeepseekV41ForCausalLM": "v41"}.get(name, "mla")
-
-
-def _mla(config: dict[str, Any], stored: frozenset[str] | None) -> Model:
-    parsed, names = mla_config.parse(config), _Shapes(stored, mla_names.upstream)
-    mla_build.build(cast(Reader, names), parsed, _NO_OPS, _TYPE, False)
-
-    def layout(dtype: str) -> Layout:
-        return mla_layout.mla_layout(parsed, dtype, _BLOCK_TOKENS)
-
-    return Model(parsed.model_type, parsed, names.complete, layout, mla_names.upstream, ())
-
-
-def _v4(config: dict[str, Any], stored: frozenset[str] | None) -> Model:
-    parsed, names = v4_config.parse(config), _Shapes(stored, v4_names.upstream)
-    v4_weights.build(cast(Reader, names), parsed, _NO_OPS, _TYPE)
-
-    def layout(dtype: str) -> Layout:
-        return v4_layout.v4_layout(parsed, dtype, _BLOCK_TOKENS)
-
-    return Model("deepseek_v4", parsed, names.complete, layout, v4_names.upstream, ())
-
-
-def _v41(config: dict[str, Any], stored: frozenset[str] | None) -> Model:
-    parsed, names = v41_config.parse(config), _Shapes(stored, v41_names.upstream)
-    v41_weights.build(cast(Reader, names), parsed, _NO_OPS, _TYPE)
-    options = v41_options.parse_options(config)
-
-    def layout(dtype: str) -> Layout:
-        return v41_layout.v41_layout(parsed, options, dtype, _BLOCK_TOKENS)
-
-    wanted, elsewhere = names.complete, names.elsewhere
-    return Model("deepseek_v41", parsed, wanted, layout, v41_names.upstream, elsewhere)
+    package = package_of(config)
+    upstream = import_module(f"{package}.names").NAMING.upstream
+    shapes = _Shapes(stored, upstream)
+    facts: Facts = import_module(f"{package}.facts").read(config, cast(Reader, shapes), _NO_OPS)
+    return Model(facts, shapes.complete, upstream, shapes.elsewhere)
 
 
 class _Shapes:
@@ -112,8 +63,14 @@ class _Shapes:
     def __init__(self, stored: frozenset[str] | None, upstream: Callable[[str], str]) -> None:
         self._stored = None if stored is None else {upstream(name) for name in stored}
         self.wanted: list[Wanted] = []
-        self.elsewhere: tuple[str, ...] = ()
+        self._left: tuple[str, ...] = ()
         self.complete: tuple[Wanted, ...] = ()
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """Prefixes that one part left to another, under which no part asked for anything."""
+        names = [one.name for one in self.complete]
+        return tuple(prefix for prefix in self._left if not any(name.startswith(prefix) for name in names))
 
     def has(self, prefix: str) -> bool:
         return self._stored is None or any(name.startswith(prefix) for name in self._stored)
@@ -135,7 +92,7 @@ class _Shapes:
 
     def leave(self, *prefixes: str) -> None:
         """Notes the prefixes that belong to a part which is not loaded here."""
-        self.elsewhere += prefixes
+        self._left += prefixes
 
     def finish(self) -> None:
         """The builder has asked for everything: only now is the list complete."""

@@ -15,7 +15,7 @@ from engine.inspect.contents import Contents, StoredType
 from engine.inspect.formats import publication
 from engine.inspect.inventory import read_model
 from engine.inspect.parts import Part
-from engine.inspect.weights import PartCost, RankCost, Weight, by_part, layer_count, per_rank, published_weights
+from engine.inspect.weights import PartCost, RankCost, Weight, by_part, per_rank, published_weights
 
 _POINT = "name a checkpoint's folder, or a config.json"
 
@@ -50,12 +50,13 @@ class Report:
     family: str
     layers: int
     max_context_tokens: int
-    parameters: int  # drafts not counted
+    parameters: int  # of the text model; drafts not counted
     draft_parameters: int
+    vision_parameters: int
     active_parameters: int
     parts: tuple[PartCost, ...]
     weight_bytes: int
-    elsewhere_bytes: int  # stored parts that the text engine does not load, such as vision
+    elsewhere_bytes: int  # stored parts that the text engine does not load, such as drafts
     formats: dict[str, int]  # published storage: format -> bytes
     stored: tuple[StoredType, ...]
     problems: tuple[str, ...]
@@ -69,20 +70,22 @@ def inspect(question: Question) -> Report:
     """Raises CheckpointError naming file and key or tensor, and InvalidParameter naming the option."""
     config, folder = _open(question.path)
     model = read_model(config, None if folder is None else frozenset(folder.names))
-    weights = predicted = published_weights(model, publication(config, model.family))
+    weights = predicted = published_weights(model, publication(config, model.facts))
     if contents := Contents(folder, model) if folder else None:
         weights = tuple(replace(weight, bytes=contents.bytes_of(weight.wanted)) for weight in predicted)
     parts, elsewhere = by_part(model, weights), contents.elsewhere_bytes() if contents else 0
-    counted = [part for part in parts if part.part != Part.DRAFT]
+    counted = [part for part in parts if part.part not in (Part.DRAFT, Part.VISION)]
+    text = [weight for weight in weights if weight.place.part is not Part.VISION]  # what an engine loads
     caches, others = cache_costs(model)
-    ranks = tuple(per_rank(model, weights, tp, ep) for tp in question.tensor for ep in question.expert)
+    ranks = tuple(per_rank(model, text, tp, ep) for tp in question.tensor for ep in question.expert)
     return Report(
         path=str(question.path),
-        family=model.family,
-        layers=layer_count(model),
-        max_context_tokens=model.config.max_context_tokens,
+        family=model.facts.family,
+        layers=model.facts.layers,
+        max_context_tokens=model.facts.config.max_context_tokens,
         parameters=sum(part.parameters for part in counted),
         draft_parameters=sum(part.parameters for part in parts if part.part == Part.DRAFT),
+        vision_parameters=sum(part.parameters for part in parts if part.part == Part.VISION),
         active_parameters=sum(part.active for part in counted),
         parts=parts,
         weight_bytes=sum(part.bytes for part in parts) + elsewhere,

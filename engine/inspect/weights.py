@@ -46,19 +46,11 @@ class RankCost:
 
 def published_weights(model: Model, published: Publication) -> tuple[Weight, ...]:
     """Every tensor of the model with the bytes of its published format."""
-    layers, weights = layer_count(model), []
+    layers, weights = model.facts.layers, []
     for wanted in model.wanted:
         where = place(wanted.name, layers)
         weights.append(Weight(wanted, where, *stored(wanted, where, published)))
     return tuple(weights)
-
-
-def layer_count(model: Model) -> int:
-    """Layers of the model, drafts not counted."""
-    config = model.config
-    if model.family == "deepseek_v41":
-        return int(config.layers)
-    return len(config.layers if model.family == "deepseek_v4" else config.dense)
 
 
 def by_part(model: Model, weights: Iterable[Weight]) -> tuple[PartCost, ...]:
@@ -67,7 +59,7 @@ def by_part(model: Model, weights: Iterable[Weight]) -> tuple[PartCost, ...]:
     for weight in weights:
         part = weight.place.part
         parameters[part] += weight.wanted.numbers
-        active[part] += weight.wanted.numbers * _used(model.config, weight)
+        active[part] += weight.wanted.numbers * _used(model.facts.config, weight)
         size[part] += weight.bytes
     return tuple(PartCost(part.value, parameters[part], round(active[part]), size[part]) for part in parameters)
 
@@ -81,12 +73,12 @@ def _used(config: Any, weight: Weight) -> float:
         return float(config.engram.columns / rows)
     if part is Part.EMBEDDING or weight.wanted.integer:
         return 1 / rows
-    return 0.0 if part is Part.DRAFT else 1.0
+    return 0.0 if part in (Part.DRAFT, Part.VISION) else 1.0
 
 
 def per_rank(model: Model, weights: Iterable[Weight], tensor: int, expert: int) -> RankCost:
     """The largest rank. Raises InvalidParameter, naming `tp` or `ep`, for a model that cannot be divided so."""
-    config = model.config
+    config = model.facts.config
     if tensor < 1 or config.heads % tensor:
         raise InvalidParameter("tp", f"{tensor} does not divide {config.heads} heads", "use a divisor of the heads")
     if not 1 <= expert <= config.experts:
