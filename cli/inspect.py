@@ -80,12 +80,13 @@ def _table(title: str, *headings: str, rows: Sequence[tuple[object, ...]]) -> Ta
 
 
 def _summary(report: dict[str, Any]) -> str:
-    draft = f" + {_count(report['draft_parameters'])} draft" if report["draft_parameters"] else ""
+    kinds = [(kind, report[f"{kind}_parameters"]) for kind in ("draft", "vision")]
+    beside = "".join(f" + {_count(count)} {kind}" for kind, count in kinds if count)
     source = "stored" if report["stored"] else "as published (there are none here)"
     return (
         f"[bold]{escape(report['path'])}[/]\n"
         f"{report['family']}, {report['layers']} layers, context {report['max_context_tokens']:,} tokens\n"
-        f"{_count(report['parameters'])} parameters{draft}, {_count(report['active_parameters'])} active per token, "
+        f"{_count(report['parameters'])} parameters{beside}, {_count(report['active_parameters'])} active per token, "
         f"{_size(report['weight_bytes'])} of weights {source}"
     )
 

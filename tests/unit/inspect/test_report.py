@@ -41,7 +41,7 @@ def header(folder):
     [
         ("v3", 671.0, 13.5, 36.6, 688.6),  # published: 671 B and 37 B active, 688.6 GB with the MTP block
         ("v4-flash", 284.3, 6.6, 13.3, 159.6),  # 284 B and 13 B active, 159.6 GB
-        ("v41-flash", 748.5, 0.0, 16.1, 501.4),  # 552 B and 196.6 B of Engram, 16 B active; vision and drafts apart
+        ("v41-flash", 748.5, 0.0, 16.1, 502.4),  # 552 B and 196.6 B of Engram, 16 B active; drafts apart
     ],
 )
 def test_a_config_alone_gives_the_published_totals(published, name, total, draft, active, size):
@@ -53,8 +53,41 @@ def test_a_config_alone_gives_the_published_totals(published, name, total, draft
 def test_engram_and_backbone_of_v41_have_their_published_sizes(published):
     parts = {part.part: part.parameters for part in published("v41-flash").parts}
     assert parts["Engram tables"] == (384_006_168 + 384_016_682) * 256
-    backbone = sum(parts.values()) - parts["Engram tables"]
+    backbone = sum(parts.values()) - parts["Engram tables"] - parts["vision"]
     assert round(backbone / 1e9) == 552
+
+
+def test_the_vision_part_is_counted_apart_and_by_no_token_or_rank(published, tiny_folder, tmp_path):
+    report = published("v41-flash")
+    vision = next(part for part in report.parts if part.part == "vision")
+    layer = 4 * 1024**2 + 4 * 1024 + 3 * 1024 * 2816 + 2 * 1024  # attention with biases, MLP without, two norms
+    below, above = 588 * 1024 + 1024 + 1024, 9216 * 5120 + 5120**2 + 2 * 5120 + 3 * 5120
+    assert report.vision_parameters == vision.parameters == 32 * layer + below + above
+    assert vision.active == 0
+    assert vision.bytes == 2 * vision.parameters + 2 * 3 * 5120, "bf16; the markers are fp32"
+    with_vision, text = inspect(Question(tiny_folder("v41"))), inspect(Question(without_vision(tiny_folder, tmp_path)))
+    assert with_vision.ranks == text.ranks
+    assert text.problems == ()
+    assert text.vision_parameters == 0
+    assert with_vision.parameters == text.parameters
+
+
+def without_vision(tiny_folder, folder):
+    """The tiny V4.1 whose weights leave out what the text model does not load; the config still names it."""
+    tensors = load_file(tiny_folder("v41") / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(("vision.", "aligner.", "image_"))}
+    assert len(kept) < len(tensors)
+    save_file(kept, folder / "model.safetensors")
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_bytes((tiny_folder("v41") / name).read_bytes())
+    return folder
+
+
+def test_a_half_vision_part_is_named(tiny_folder, tmp_path):
+    tensors = load_file(tiny_folder("v41") / "model.safetensors")
+    del tensors["image_newline"]
+    save_file(tensors, without_vision(tiny_folder, tmp_path) / "model.safetensors")
+    assert inspect(Question(tmp_path)).problems == ("1 missing: image_newline",)
 
 
 def test_v3_takes_its_published_cache_bytes(config):
@@ -108,7 +141,8 @@ def test_a_folder_is_counted_as_its_file_holds_it(tiny_folder, family):
     scales = {name for name in tensors if name.endswith(".scale")}
     report = inspect(Question(folder))
     assert report.problems == ()
-    assert report.parameters == sum(math.prod(tensors[name]["shape"]) for name in tensors.keys() - scales)
+    counted = report.parameters + report.vision_parameters
+    assert counted == sum(math.prod(tensors[name]["shape"]) for name in tensors.keys() - scales)
     assert report.weight_bytes == sum(end - begin for begin, end in (t["data_offsets"] for t in tensors.values()))
     assert sum(stored.tensors for stored in report.stored) == len(tensors)
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.errors import CheckpointError
+from engine.families.v41.tiny import TinySpec, write_tiny
 from engine.families.v41.vision.encoder import content_hash, encode, load_encoder
 from engine.families.v41.vision.patches import patches
 from engine.families.v41.vision.picture import Bounds, decode
@@ -131,3 +132,14 @@ def test_a_model_without_vision_is_refused_with_the_missing_section(copied: Path
     with pytest.raises(CheckpointError) as caught:
         load_encoder(copied)
     assert caught.value.item == "vision_config"
+
+
+def test_a_written_tiny_checkpoint_sees_and_its_seed_decides_how(tmp_path: Path) -> None:
+    rows = []
+    for name, spec in (("first", TinySpec(1)), ("again", TinySpec(1, quantized=True)), ("other", TinySpec(2))):
+        rows.append(encode(image_bytes(1), load_encoder(write_tiny(tmp_path / name, spec))).rows)
+    assert rows[0].std() > 0.1
+    assert np.array_equal(rows[0], rows[1]), "vision is never quantized"
+    assert np.abs(rows[0] - rows[2]).max() > 0.1
+    with pytest.raises(CheckpointError, match="vision_config"):
+        load_encoder(write_tiny(tmp_path / "blind", TinySpec(1, sees=False)))
