@@ -6,32 +6,31 @@ from typing import Any
 
 from engine.checkpoint.errors import CheckpointError
 
-_FAMILIES = {
-    "DeepseekV2ForCausalLM": "engine.families.mla",
-    "DeepseekV3ForCausalLM": "engine.families.mla",
-    "DeepseekV32ForCausalLM": "engine.families.mla",
-    "DeepseekV4ForCausalLM": "engine.families.v4",
-    "DeepseekV41ForCausalLM": "engine.families.v41",
+_FAMILIES = {  # architecture -> model type, package
+    "DeepseekV2ForCausalLM": ("deepseek_v2", "engine.families.mla"),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", "engine.families.mla"),
+    "DeepseekV32ForCausalLM": ("deepseek_v32", "engine.families.mla"),
+    "DeepseekV4ForCausalLM": ("deepseek_v4", "engine.families.v4"),
+    "DeepseekV41ForCausalLM": ("deepseek_v41", "engine.families.v41"),
 }
-_MODEL_TYPES = {
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-    "deepseek_v32": "DeepseekV32ForCausalLM",
-    "deepseek_v4": "DeepseekV4ForCausalLM",
-    "deepseek_v41": "DeepseekV41ForCausalLM",
-}
+
+
+def packages() -> tuple[str, ...]:
+    """Every family's package. Its modules `model`, `config`, `names`, `facts` and `tiny` are asked for by name."""
+    return tuple(dict.fromkeys(package for _, package in _FAMILIES.values()))
 
 
 def package_of(config: dict[str, Any]) -> str:
-    """The package that serves a config: `model`, `config` and `names` are modules of it. As `architecture`."""
-    return _FAMILIES[architecture(config)]
+    """The package that serves a config. As `architecture`."""
+    return _FAMILIES[architecture(config)][1]
 
 
 def architecture(config: dict[str, Any]) -> str:
     """The architecture a config names, by `architectures` or `model_type`. Raises CheckpointError if none is known."""
     named = config.get("architectures")
     listed = list(named) if isinstance(named, list) else []
-    for candidate in [*listed, _MODEL_TYPES.get(str(config.get("model_type")), "")]:
+    typed = [name for name, (model_type, _) in _FAMILIES.items() if model_type == config.get("model_type")]
+    for candidate in [*listed, *typed]:
         if candidate in _FAMILIES:
             return str(candidate)
     message = f"{listed or config.get('model_type')!r} is not served here"

@@ -9,42 +9,17 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from engine.errors import EngineError, InvalidParameter
 from engine.families import tiny_tokenizer
-from engine.families.mla import tiny as mla
-from engine.families.v4 import tiny as v4
-from engine.families.v41 import tiny as v41
+from engine.families.registry import packages
 
-_MLA_BLOCK = 16  # divides every width of the tiny models, which transformers' reader of FP8 needs
-
-Writer = Callable[[Path, int, bool], object]
-
-
-def _mla(family: str) -> Writer:
-    def write(folder: Path, seed: int, quantized: bool) -> object:
-        block = _MLA_BLOCK if quantized else None
-        return mla.write_tiny(folder, mla.TinySpec(family, seed, fp8_block=block, exponent_scales=False))
-
-    return write
-
-
-def _v2(folder: Path, seed: int, quantized: bool) -> object:
-    if quantized:
-        raise InvalidParameter("quantized", "V2 was published in bf16 alone", "leave --quantized out, or take v3")
-    return _mla("v2")(folder, seed, False)
-
-
-def _v4(folder: Path, seed: int, quantized: bool) -> object:
-    return v4.write_tiny(folder, v4.TinySpec(seed=seed, upstream=True, quantized=quantized))
-
-
-def _v41(folder: Path, seed: int, quantized: bool) -> object:
-    return v41.write_tiny(folder, v41.TinySpec(seed=seed, quantized=quantized))
-
-
-WRITERS: dict[str, Writer] = {"v2": _v2, "v3": _mla("v3"), "v32": _mla("v32"), "v4": _v4, "v41": _v41}
+Writer = Callable[[Path, int, bool], object]  # folder, seed, quantized
+WRITERS: dict[str, Writer] = {
+    name: writer for package in packages() for name, writer in import_module(f"{package}.tiny").WRITERS.items()
+}
 
 
 def write(family: str, folder: Path, seed: int = 0, quantized: bool = False) -> Path:

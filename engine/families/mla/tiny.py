@@ -6,6 +6,7 @@ A default initialisation hides mistakes (norms 1, routing bias 0, logits too sma
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.checkpoint.quantize import fp8_quantize
+from engine.errors import InvalidParameter
 from engine.families.mla.config import MlaConfig, parse
 
 _YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "beta_fast": 32, "beta_slow": 1}
@@ -70,6 +72,7 @@ TINY: dict[str, dict[str, Any]] = {
     "v3": {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", **_COMMON, **_V3},
     "v32": {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", **_COMMON, **_V3, **_V32},
 }
+_BLOCK = 16  # divides every width, which transformers' reader of FP8 needs
 _PLAIN = ("embed_tokens", "lm_head", "norm", "mlp.gate.", "eh_proj", "weights_proj", "head")
 
 
@@ -184,3 +187,16 @@ def _quantized(tensors: dict[str, torch.Tensor], block: int, exponent_scales: bo
         exponents = scale.view(torch.float8_e8m0fnu)
         out[f"{name}_scale_inv"] = exponents if exponent_scales else exponents.to(torch.float32) * 0.9
     return out
+
+
+def _writer(family: str) -> Callable[[Path, int, bool], Path]:
+    def write(folder: Path, seed: int, quantized: bool) -> Path:
+        if quantized and family == "v2":
+            raise InvalidParameter("quantized", "V2 was published in bf16 alone", "leave --quantized out, or take v3")
+        block = _BLOCK if quantized else None
+        return write_tiny(folder, TinySpec(family, seed, fp8_block=block, exponent_scales=False))
+
+    return write
+
+
+WRITERS = {family: _writer(family) for family in TINY}

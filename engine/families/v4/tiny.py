@@ -205,3 +205,10 @@ def _saved_name(name: str) -> str:
     if name == "embed.weight":
         return "model.embed_tokens.weight"
     return "model." + name.replace("hc_head_", "hc_head.hc_").replace(".attn.kv_norm.", ".attn.norm.")
+
+
+def _write(folder: Path, seed: int, quantized: bool) -> Path:
+    return write_tiny(folder, TinySpec(seed=seed, upstream=True, quantized=quantized))
+
+
+WRITERS = {"v4": _write}
