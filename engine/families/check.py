@@ -52,7 +52,8 @@ def _check_scales(folder: Folder, stored: dict[str, str]) -> None:
 def _check_layers(folder: Folder, stored: dict[str, str]) -> None:
     """Every layer of the config has tensors, and there are no more layers than the config has, drafts included."""
     text = folder.config.get("text_config", folder.config)
-    layers, drafts = int(text["num_hidden_layers"]), int(text.get("num_nextn_predict_layers") or 0)
+    layers = int(text["num_hidden_layers"])
+    drafts = max(int(text.get(key) or 0) for key in ("num_nextn_predict_layers", "num_mtp_layers"))  # two spellings
     found = {int(match[1]): at for name, at in stored.items() if (match := _LAYER.match(name))}
     if missing := sorted(set(range(layers)) - set(found)):
         raise CheckpointError("the layer has no tensors", file=folder.path, item=f"layers.{missing[0]}", fix=_DOWNLOAD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -211,3 +212,14 @@ def test_a_checkpoint_without_blocks_has_no_draft(tmp_path: Path) -> None:
     v4_tiny.write_tiny(tmp_path / "v4", v4_tiny.TinySpec(seed=1))
     mla_tiny.write_tiny(tmp_path / "v3", mla_tiny.TinySpec("v3"))
     assert [opened(tmp_path / name).draft for name in ("v4", "v3")] == [None, None]
+
+
+def test_the_number_of_blocks_has_two_spellings(tmp_path: Path) -> None:
+    write_mla("v3")(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["num_mtp_layers"] = config.pop("num_nextn_predict_layers")
+    path.write_text(json.dumps(config), encoding="utf-8")
+    draft = opened(tmp_path).draft
+    assert draft is not None
+    assert draft.blocks == MTP_BLOCKS
