@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.engine import Engine
-from engine.events import Event, FirstToken, TokensOut
+from engine.events import EntriesReady, Event, FirstToken, TokensOut
+from engine.images import ImageSpan
 from engine.requests import DecodeRequest, GenerateRequest, PrefillRequest, Reservation
 from engine.sampling.params import SamplingParams
 
@@ -83,3 +84,24 @@ def handoff(
         )
     )  # fmt: skip
     return first, reservation
+
+
+def replayed(
+    source: Engine, target: Engine, prompt: tuple[int, ...], sampling: SamplingParams, cache: bool = False,
+    images: tuple[ImageSpan, ...] = (),
+) -> list[int]:  # fmt: skip
+    """Prefill in `source` computes entries alone; only they are copied; `target` replays and draws every token."""
+    limit = len(prompt) + sampling.max_tokens
+    reservation = target.reserve("r", len(prompt), limit, b"", prompt if cache else None)
+    source.submit_prefill(PrefillRequest("r", prompt, sampling, cache=cache, images=images))
+    events = run(source)
+    (ready,) = of(events, EntriesReady)
+    assert events[-1] == ready and not of(events, FirstToken)
+    held = source.held("r")
+    assert held.tokens == len(prompt)
+    for at in range(reservation.held_tokens // source.model.layout.block_tokens, len(reservation.blocks)):
+        target.pool.blocks[reservation.blocks[at]] = source.pool.blocks[held.block_table[at]]
+    source.release("r")
+    request = DecodeRequest("r", prompt, (), sampling, ready.state, cache=cache, replays=True, images=images)
+    target.start_decode(request)
+    return tokens_of(run(target), "r")

@@ -15,14 +15,15 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.events import Finished, Preempted
 from engine.families.v41.model import V41
+from engine.families.v41.options import Options
 from engine.families.v41.vision.encoder import encode
 from engine.images import ImageRows, ImageSpan
 from engine.model import ModelInfo
 from engine.requests import GenerateRequest, PrefillRequest
 from engine.sampling.params import SamplingParams
-from tests.support.driving import handoff, of, run, tokens_of
+from tests.support.driving import handoff, of, replayed, run, tokens_of
 from tests.support.tiny import Piece, batch_of, fresh_pool, random_tokens
-from tests.unit.families.v41.material import DATA, larger, opened, tensors
+from tests.unit.families.v41.material import DATA, larger, opened, replaying, tensors
 from tests.unit.families.v41.vision.material import Tensors, encoder, image_bytes, reference
 
 BAR = 1e-3
@@ -38,9 +39,11 @@ class Recording:
         self.logits: dict[int, torch.Tensor] = {}
 
     def forward(self, batch: RaggedBatch, cache: CachePool) -> torch.Tensor:
-        logits = self.family.forward(replace(batch, logit_rows=np.arange(batch.rows)), cache)
-        self.logits.update(zip(batch.positions.tolist(), logits, strict=True))
-        return logits[torch.from_numpy(batch.logit_rows)]
+        upper = np.zeros(batch.sequences) if batch.replay is None else batch.replay.upper
+        rows = np.flatnonzero(batch.positions >= np.repeat(upper, np.diff(batch.starts)))  # others have no logits
+        logits = self.family.forward(replace(batch, logit_rows=rows), cache)
+        self.logits.update(zip(batch.positions[rows].tolist(), logits, strict=True))
+        return logits[torch.from_numpy(np.searchsorted(rows, batch.logit_rows))]
 
     def of(self, tokens: Sequence[int], first: int = 0) -> torch.Tensor:
         return torch.stack([self.logits[position] for position in range(first, len(tokens))])
@@ -72,14 +75,18 @@ def whole(family: V41, tokens: Sequence[int], spans: Sequence[ImageSpan], chunk:
     """Logits of every token, computed without an engine, `chunk` tokens at a time."""
     pool, logits = fresh_pool(family), []
     blocks = range(family.layout.blocks_for(len(tokens)))
-    at = np.concatenate([np.arange(span.start, span.end) for span in spans])
-    rows = np.concatenate([span.rows for span in spans])
     for first in range(0, len(tokens), chunk):
         batch = batch_of([Piece(tokens[first : first + chunk], first, blocks, 0)])
-        here = (at >= first) & (at < first + chunk)
-        images = ImageRows(at[here] - first, rows[here]) if here.any() else None
-        logits.append(family.forward(replace(batch, images=images), pool))
+        logits.append(family.forward(replace(batch, images=placed(spans, first, first + chunk)), pool))
     return torch.cat(logits)
+
+
+def placed(spans: Sequence[ImageSpan], first: int, last: int) -> ImageRows | None:
+    """The spans' rows at positions first .. last - 1, for a batch that starts at the first of them."""
+    at = np.concatenate([np.arange(span.start, span.end) for span in spans])
+    rows = np.concatenate([span.rows for span in spans])
+    here = (at >= first) & (at < last)
+    return ImageRows(at[here] - first, rows[here]) if here.any() else None
 
 
 def engine_over(family: V41, blocks: int = 64, **config: int) -> tuple[Engine, Recording]:
@@ -225,3 +232,42 @@ def test_a_decode_that_is_preempted_computes_its_images_again(stored: V41) -> No
         engine, _ = engine_over(stored)
         engine.submit(GenerateRequest(name, tokens, long, images=spans))
         assert [firsts[name], *tokens_of(events, name)] == tokens_of(run(engine), name)
+
+
+def replay_of(family: V41, tokens: Sequence[int], spans: Sequence[ImageSpan], hit: int, start: int) -> torch.Tensor:
+    """By its definition: logits of rows from `start` on, computed at once over entries of a whole run below `hit`."""
+    pool, blocks = fresh_pool(family), range(family.layout.blocks_for(len(tokens)))
+    pieces = ((0, 0, 0), (start, hit, 1))
+    logits = torch.empty(0)
+    for first, held, slot in pieces:
+        batch = replaying(batch_of([Piece(tokens[first:], first, blocks, slot)]), tokens, held)
+        logits = family.forward(replace(batch, images=placed(spans, first, len(tokens))), pool)
+    return logits
+
+
+@pytest.mark.parametrize(("parts", "hit"), [((20, "2", 9), 48), (("1", 20), 32), (("1", "2", 12), 48)])
+@pytest.mark.parametrize("budget", [7, 64])
+def test_a_replayed_window_takes_its_images_and_no_ngram_reaches_across_one(
+    parts: tuple[int | str, ...], hit: int, budget: int
+) -> None:
+    """Windows hold 16 tokens: the replay starts within an image, right after one, and within one of two."""
+    family = opened(DATA / "tiny-q", options=Options(encoder_replay=True))
+    engine, recording = engine_over(family, max_batch_tokens=budget)
+    tokens, spans = with_images(*parts)
+    ask(engine, (*tokens, *random_tokens(40, 1, IMAGE)), spans)
+    recording.logits.clear()
+    longer = (*tokens, *random_tokens(21, 2, IMAGE))
+    assert ask(engine, longer, spans)[1] == hit
+    assert min(recording.logits) == hit - family.config.window
+    assert torch.equal(recording.of(longer, hit - 16), replay_of(family, longer, spans, hit, hit - 16))
+
+
+def test_a_decode_that_replays_the_last_window_takes_its_images() -> None:
+    """Prefill pushes entries alone; what stands in the last window comes with the decode request."""
+    family = opened(DATA / "tiny-q", options=Options(handoff_replay=True))
+    (source, _), (target, recording) = engine_over(family), engine_over(family)
+    tokens, spans = with_images(20, "2", 5)
+    replayed(source, target, tokens, GREEDY, images=spans)
+    size = len(tokens)
+    wanted = replay_of(family, tokens, spans, size, size - family.config.window)
+    assert torch.equal(recording.of(tokens, size - 1), wanted[-1:])
