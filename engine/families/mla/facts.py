@@ -12,6 +12,7 @@ from engine.families.facts import BLOCK_TOKENS, Facts
 from engine.families.mla.build import build
 from engine.families.mla.config import MlaConfig, parse
 from engine.families.mla.layout import mla_layout
+from engine.families.mla.options import parse_options
 from engine.families.mla.records import index_fp8, latent_fp8
 from kernels import Ops
 
@@ -21,12 +22,13 @@ _BF16 = ("embed_tokens", "lm_head", "norm", "mlp.gate.", "eh_proj", "weights_pro
 def read(config: dict[str, Any], reader: Reader, ops: Ops) -> Facts:
     """Raises CheckpointError naming the key of config.json that cannot be served."""
     parsed = parse(config)
+    options = parse_options(config, parsed)
     build(reader, parsed, ops, torch.float32, False)
     return Facts(
         family=parsed.model_type,
         config=parsed,
         layers=len(parsed.dense),
-        layout=lambda dtype: mla_layout(parsed, dtype, BLOCK_TOKENS),
+        layout=lambda dtype: mla_layout(parsed, dtype, BLOCK_TOKENS, options.mark),
         records={"fp8": partial(_fp8, parsed)},
         scale_bytes=4,
         is_fp8=lambda name: not any(part in name for part in _BF16),

@@ -13,6 +13,7 @@ from engine.checkpoint.reader import Reader
 from engine.families.facts import BLOCK_TOKENS, Facts
 from engine.families.v4.config import V4Config, parse
 from engine.families.v4.layout import v4_layout
+from engine.families.v4.options import parse_options
 from engine.families.v4.records import index_fp4, index_fp8, row_fp8
 from engine.families.v4.weights import build
 from kernels import Ops
@@ -23,12 +24,13 @@ FP8_PROJECTIONS = ("wq_a", "wq_b", "wkv", "wo_a", "wo_b", "w1", "w2", "w3", "e_p
 def read(config: dict[str, Any], reader: Reader, ops: Ops) -> Facts:
     """Raises CheckpointError naming the key of config.json that cannot be served."""
     parsed = parse(config)
+    options = parse_options(config, parsed)
     build(reader, parsed, ops, torch.float32)
     return Facts(
         family="deepseek_v4",
         config=parsed,
         layers=len(parsed.layers),
-        layout=lambda dtype: v4_layout(parsed, dtype, BLOCK_TOKENS),
+        layout=lambda dtype: v4_layout(parsed, dtype, BLOCK_TOKENS, mark=options.mark),
         records={
             "fp8, fp4 index": partial(_fp8, parsed, index_fp4),
             "fp8, fp8 index": partial(_fp8, parsed, index_fp8),

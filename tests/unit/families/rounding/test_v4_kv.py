@@ -16,6 +16,7 @@ from engine.families.v4.config import parse
 from engine.families.v4.options import Options, parse_options
 from engine.families.v4.records import index_fp4, row_fp8
 from engine.families.v4.tiny import TINY, UPSTREAM_KEYS
+from engine.inspect.inventory import read_model
 from engine.layout import GroupKind
 from tests.support.roundings import mixed_by_hadamard, scaled_blocks
 from tests.support.tiny import TinySpec, fresh_pool, random_tokens, run_in_chunks, tiny_family, write_tiny
@@ -121,3 +122,8 @@ def test_what_cannot_be_rounded_is_refused(changes: dict[str, Any], key: str) ->
         parse_options(given, parse(given))
     assert (caught.value.file, caught.value.item) == ("config.json", key)
     assert caught.value.fix
+
+
+def test_inspect_refuses_it_too() -> None:
+    with pytest.raises(CheckpointError, match="48 channels"):
+        read_model(config(serving={"fake_quantize": True}))
