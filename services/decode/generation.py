@@ -30,16 +30,17 @@ class GenerateAsk:
     emitted_tokens: int
 
     def request(self, holding: Holding) -> DecodeRequest:
-        """The engine's form: the receipt's token is the newest one emitted."""
-        cut = len(self.tokens) - self.emitted_tokens
+        """The engine's form: the receipt's token, if prefill drew one, is the newest one emitted."""
+        cut, drawn = len(self.tokens) - self.emitted_tokens, self.receipt.first_token
         return DecodeRequest(
             self.request_id,
             self.tokens[:cut],
-            (*self.tokens[cut:], self.receipt.first_token),
+            (*self.tokens[cut:], *(() if drawn is None else (drawn,))),
             self.sampling,
             self.receipt.state,
             salt=holding.ask.salt,
             cache=holding.ask.use_cache,
+            replays=drawn is None,
         )
 
 
@@ -65,7 +66,7 @@ Emit = Callable[[Batch | End], Awaitable[None]]
 
 
 async def generate(engine: EngineRunner, desk: Desk, holding: Holding, ask: GenerateAsk, emit: Emit) -> None:
-    """Verifies the handoff, then emits every token from the receipt's on, and the end.
+    """Verifies the handoff, then emits every token from the first new one on, and the end.
 
     Raises:
         InvalidArgument, DataLoss: the receipt or the landing is not what the ticket needs; no token was emitted.
@@ -73,8 +74,9 @@ async def generate(engine: EngineRunner, desk: Desk, holding: Holding, ask: Gene
     """
     _check(engine, holding, ask)
     await desk.verify(holding, ask.receipt)
-    logprobs = (ask.receipt.logprob,) if ask.receipt.logprob is not None else ()
-    await emit(Batch(ask.emitted_tokens, (ask.receipt.first_token,), logprobs))
+    if ask.receipt.first_token is not None:
+        logprobs = (ask.receipt.logprob,) if ask.receipt.logprob is not None else ()
+        await emit(Batch(ask.emitted_tokens, (ask.receipt.first_token,), logprobs))
     try:
         await _follow(engine, ask.request(holding), emit)
     except EngineError as error:
@@ -100,7 +102,7 @@ def _check(engine: EngineRunner, holding: Holding, ask: GenerateAsk) -> None:
     if not 0 <= ask.emitted_tokens < len(ask.tokens):
         raise InvalidArgument("leaves no prompt", field="emitted_tokens", fix="count the generated tokens of token_ids")
     vocabulary = engine.engine.model.vocab_size
-    if not 0 <= ask.receipt.first_token < vocabulary:
+    if not 0 <= (ask.receipt.first_token or 0) < vocabulary:
         raise InvalidArgument("not a token id", field="receipt.first_token", fix=f"use ids from 0 to {vocabulary - 1}")
     with engine_errors():
         ask.sampling.validate(vocabulary)

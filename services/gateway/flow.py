@@ -120,7 +120,8 @@ class Conductor:
         ledger = Ledger(len(prompt.token_ids))
         ledger.prefilled(done.usage)
         first = done.receipt.first_token
-        reason = prompts.finish_of_first(prompt, first.token_id)
+        drawn = done.receipt.HasField("first_token")  # otherwise decode replays the last window and draws it
+        reason = prompts.finish_of_first(prompt, first.token_id) if drawn else None
         if reason is None:
             tap = handoff.generate(done.receipt, ledger)
             return _Opening(handoff, done, ledger, await tap.take(), tap)

@@ -189,8 +189,8 @@ class Handoff:
         ticket = self._held()
         if (done.receipt.ticket_id, done.receipt.epoch) != (ticket.id, ticket.epoch):
             raise Internal("prefill's receipt is for another ticket")
-        if done.receipt.WhichOneof("ending") != "first_token":
-            raise Internal("prefill's receipt has no first token")
+        if done.receipt.WhichOneof("ending") is None:
+            raise Internal("prefill's receipt has no ending")
         return done
 
     def _held(self) -> common_pb2.Ticket:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from engine.errors import EngineError
-from engine.events import ChunkDone, Failed, Finished, FirstToken, Preempted
+from engine.events import ChunkDone, EntriesReady, Failed, Finished, FirstToken, Preempted
 from engine.requests import SealedKV
 from engine.runner import EngineRunner
 from engine.sampling.logprobs import TokenLogprob
@@ -99,8 +99,8 @@ class PrefillJob:
         finally:
             self._give_back(sealed)
 
-    async def _compute(self) -> FirstToken:
-        """Follows the engine to the first token."""
+    async def _compute(self) -> FirstToken | EntriesReady:
+        """Follows the engine to the first token, or to the last entry where decode replays and draws it."""
         started = False
         async for event in self._tools.engine.events(self._ask.request_id):
             match event:
@@ -119,8 +119,11 @@ class PrefillJob:
                 case Failed():
                     raise translate(event.error)
                 case Finished():
+                case EntriesReady():
+                    self._marks.completed(windows=False)
+                    return event
                     raise Cancelled("the request was cancelled")
-        raise Internal("the engine ended a prefill without its first token")
+        raise Internal("the engine ended a prefill early")
 
     async def _push(self) -> tuple[TicketGrant, tuple[Extent, ...]]:
         """Waits for the ticket, then pushes what is final until everything is."""
@@ -141,21 +144,23 @@ class PrefillJob:
                 f"no ticket came within {self._tools.ticket_wait_s} s", fix="attach the ticket that Reserve returned"
             ) from error
 
-    def _done(self, ticket: TicketGrant, extents: tuple[Extent, ...], first: FirstToken) -> Done:
+    def _done(self, ticket: TicketGrant, extents: tuple[Extent, ...], first: FirstToken | EntriesReady) -> Done:
         model, ask = self._tools.engine.engine.model, self._ask
         receipt = Receipt(
             ticket_id=ticket.id,
             request_id=ask.request_id,
+        drawn = first if isinstance(first, FirstToken) else None
             epoch=ticket.epoch,
             model_revision=model.revision,
             layout_fingerprint=model.layout.fingerprint,
             tokens=len(ask.tokens),
             extents=extents,
-            first_token=first.token,
+            first_token=drawn.token if drawn else None,
             state=first.state,
-            logprob=first.logprob,
+            logprob=drawn.logprob if drawn else None,
+            replay_from=None if drawn else model.layout.replay.start(len(ask.tokens)),
         )
-        logprobs = tuple(logprob for logprob in first.prompt_logprobs or () if logprob is not None)
+        logprobs = tuple(logprob for logprob in (drawn.prompt_logprobs if drawn else None) or () if logprob is not None)
         return Done(receipt, ask.prompt_tokens, min(first.cached_tokens, ask.prompt_tokens), logprobs)
 
     def _cached_tokens(self) -> int:

@@ -101,8 +101,8 @@ class Loader:
         return (store, self._usable(reply)) if self._usable(reply) > here else None
 
     def _usable(self, reply: pb.LookupResponse) -> int:
-        """Blocks of the store's prefix that can be continued: all of them where no window groups have to follow."""
-        return reply.anchor_blocks if self._layout.windows else reply.blocks_held
+        """Blocks of the store's prefix that can be continued: all of them where no anchor has to follow."""
+        return reply.anchor_blocks if self._layout.anchored else reply.blocks_held
 
     async def _lookup(self, store: rpc.KvStoreServiceStub, names: Sequence[pb.BlockName]) -> pb.LookupResponse:
         model = self._engine.engine.model
@@ -131,14 +131,15 @@ class Loader:
     async def _land(self, store: rpc.KvStoreServiceStub, names: Sequence[pb.BlockName], load: Load) -> None:
         """Has the store write the records into a landing and commits them from there into the load's memory."""
         size = self._layout.block_tokens
-        handoff = Handoff(self._layout, load.to_block * size, load.from_block * size)
+        tokens, held = load.to_block * size, load.from_block * size
+        handoff = Handoff(self._layout, tokens, held, windows=self._layout.anchored)
         landing = self._landings.grant(self._mint(), handoff.landing_bytes)
         self._awaited.add(landing.id)
         writer = Writer.UNKNOWN
         try:
             reply = await self._get(store, names, load.from_block, landing)
             writer = Writer.FINISHED
-            if reply.blocks < len(names) or reply.anchor != bool(self._layout.windows):
+            if reply.blocks < len(names) or reply.anchor != self._layout.anchored:
                 raise NotFound("the records left the store meanwhile")
             with self._metrics.transfer(handoff.landing_bytes):
                 extents = wire.unpack_extents(common.ExtentList(extents=reply.extents))
@@ -155,7 +156,7 @@ class Loader:
         request = pb.GetRequest(
             blocks=names,
             first_block=first,
-            anchor=bool(self._layout.windows),
+            anchor=self._layout.anchored,
             model_revision=model.revision,
             layout_fingerprint=model.layout.fingerprint,
             landing=wire.pack_landing(landing),

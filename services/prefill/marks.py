@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """`tokens` are final unless `generation` changes: then the prompt lost its blocks and is computed anew."""
+    """`tokens` are final unless `generation` changes: then the prompt lost its blocks and is computed anew.
+
+    Once `complete`, `windows` says whether the window groups are handed over too, or replayed by decode.
+    """
 
     generation: int = 0
     tokens: int = 0
     complete: bool = False
+    windows: bool = True
 
 
 class Marks:
@@ -25,9 +29,9 @@ class Marks:
     def computed(self, tokens: int) -> None:
         self._set(Mark(self.now.generation, tokens))
 
-    def completed(self) -> None:
+    def completed(self, windows: bool = True) -> None:
         """The whole prompt is computed and its KV is held."""
-        self._set(Mark(self.now.generation, self.now.tokens, complete=True))
+        self._set(Mark(self.now.generation, self.now.tokens, complete=True, windows=windows))
 
     def lost(self) -> None:
         """What was computed is void."""

@@ -109,13 +109,13 @@ class Pusher:
     async def _follow(self, mark: Mark) -> None:
         end = mark.tokens // self._handoff.layout.block_tokens
         if mark.complete:
-            await self._push(self._handoff.blocks, windows=True)
+            await self._push(self._handoff.blocks, windows=mark.windows, last=True)
             self._finished = True
         elif end > self._next_block:
             await self._push(end, windows=False)
 
-    async def _push(self, end: int, windows: bool) -> None:
-        """Seals and writes blocks up to `end`, and the window groups with the last of them."""
+    async def _push(self, end: int, windows: bool, last: bool = False) -> None:
+        """Seals and writes blocks up to `end`, and with the last of them the window groups, if they are handed over."""
         kv, first, layout = self._held(), self._next_block, self._handoff.layout
         places = [place for block in range(first, end) for place in self._handoff.block_places(block)]
         places += self._handoff.window_places() if windows else ()
@@ -126,7 +126,7 @@ class Pusher:
             writes.append(self._write(self._source.slots, slot, offset, layout.window_bytes))
         sealed = await asyncio.to_thread(self._source.seal, places, kv)
         with self._metrics.transfer(sum(place.size for place in places)):
-            await self._send([write for write in writes if len(write.sizes)], last=windows)
+            await self._send([write for write in writes if len(write.sizes)], last)
         self._sealed += sealed
         self._next_block = end
 

@@ -37,6 +37,8 @@ class Place:
 class Handoff:
     """A prompt of `tokens` tokens of which the receiver already holds the first `held_tokens` (whole blocks).
 
+    Without `windows` the receiver needs none of the window groups: it replays them.
+
     The landing has the missing blocks in order, the last one possibly only part full, then all window groups:
     [block][group][layer][entry], [group][layer][row].
     """
@@ -44,6 +46,7 @@ class Handoff:
     layout: Layout
     tokens: int
     held_tokens: int = 0
+    windows: bool = True
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or not 0 <= self.held_tokens <= self.tokens or self.held_tokens % self.layout.block_tokens:
@@ -67,7 +70,7 @@ class Handoff:
     @property
     def landing_bytes(self) -> int:
         """Bytes of the whole landing."""
-        return self.window_offset + self.layout.window_bytes
+        return self.window_offset + (self.layout.window_bytes if self.windows else 0)
 
     def block_offsets(self, first: int, end: int) -> Offsets:
         """Landing offsets of blocks [first, end), each `layout.block_bytes` long."""
@@ -82,7 +85,7 @@ class Handoff:
 
     def window_places(self) -> Iterator[Place]:
         """Extents of the window groups at the end of the prompt."""
-        return _places(self.layout.windows, 0, self.tokens, self.window_offset)
+        return _places(self.layout.windows if self.windows else (), 0, self.tokens, self.window_offset)
 
     def places(self) -> Iterator[Place]:
         """Everything that the receiver needs and does not hold."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.sampling.logprobs import TokenLogprob
 from engine.sampling.params import SamplingState
@@ -14,7 +14,10 @@ from services.worker.geometry import Handoff
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The neutral form of `deepinfer.v1.Receipt` with the first-token ending, one landing."""
+    """The neutral form of `deepinfer.v1.Receipt`, one landing.
+
+    It ends with the token that prefill drew, or with the position that decode replays from: exactly one is not None.
+    """
 
     ticket_id: str
     request_id: str
@@ -23,17 +26,20 @@ class Receipt:
     layout_fingerprint: str
     tokens: int
     extents: tuple[Extent, ...]
-    first_token: int
+    first_token: int | None
     state: SamplingState
     logprob: TokenLogprob | None = None
+    replay_from: int | None = None
 
 
 def require_complete(receipt: Receipt, handoff: Handoff) -> None:
     """Checks that the receipt names every extent of `handoff` exactly once, where and as full as the layout says.
 
+    Window groups are among them unless decode replays.
+
     Raises:
         DataLoss: an extent is missing, doubled, misplaced or not as full as it must be.
-        InvalidArgument: the receipt is about a prompt of another length.
+        InvalidArgument: the receipt is about a prompt of another length, or about a replay that the layout has not.
     """
     if receipt.tokens != handoff.tokens:
         raise InvalidArgument(
@@ -41,7 +47,19 @@ def require_complete(receipt: Receipt, handoff: Handoff) -> None:
             field="receipt.tokens",
             fix="send the receipt of this request",
         )
+    if receipt.replay_from is not None:
+        _require_replay(receipt.replay_from, handoff)
+        handoff = replace(handoff, windows=False)
     require_extents(receipt.extents, handoff)
+
+
+def _require_replay(position: int, handoff: Handoff) -> None:
+    policy = handoff.layout.replay
+    if not policy.handoff or position != policy.start(handoff.tokens):
+        wanted = f"replay from {policy.start(handoff.tokens)}" if policy.handoff else "hand the windows over"
+        raise InvalidArgument(
+            f"a replay from {position} is not what this layout has", field="receipt.replay_from", fix=wanted
+        )
 
 
 def require_extents(extents: Sequence[Extent], handoff: Handoff) -> None:

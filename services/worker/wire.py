@@ -90,11 +90,13 @@ def pack_logprobs(logprobs: Iterable[TokenLogprob]) -> list[pb.TokenLogprob]:
 
 
 def pack_receipt(receipt: Receipt) -> pb.Receipt:
-    first = pb.FirstToken(
-        token_id=receipt.first_token,
-        state=pb.SamplingState(seed=receipt.state.seed, emitted_tokens=receipt.state.emitted),
-        logprob=pack_logprob(receipt.logprob) if receipt.logprob is not None else None,
-    )
+    state = pb.SamplingState(seed=receipt.state.seed, emitted_tokens=receipt.state.emitted)
+    first = replay = None
+    if receipt.first_token is not None:
+        logprob = pack_logprob(receipt.logprob) if receipt.logprob is not None else None
+        first = pb.FirstToken(token_id=receipt.first_token, state=state, logprob=logprob)
+    else:
+        replay = pb.ReplayFrom(position=receipt.replay_from, state=state)
     return pb.Receipt(
         ticket_id=receipt.ticket_id,
         request_id=receipt.request_id,
@@ -105,14 +107,16 @@ def pack_receipt(receipt: Receipt) -> pb.Receipt:
         tokens=receipt.tokens,
         extents=[wire.pack_extents(receipt.extents)],
         first_token=first,
+        replay_from=replay,
     )
 
 
 def unpack_receipt(message: pb.Receipt) -> Receipt:
-    """Raises InvalidArgument for an ending, digest kind or number of ranks that this worker cannot use."""
-    if message.WhichOneof("ending") != "first_token":
+    """Raises InvalidArgument for a missing ending, and a digest kind or number of ranks that this worker cannot use."""
+    ending = message.WhichOneof("ending")
+    if ending is None:
         raise InvalidArgument(
-            "the receipt has no first token", field="receipt.ending", fix="use a prefill that draws it"
+            "the receipt has no ending", field="receipt.ending", fix="send prefill's receipt as it is"
         )
     if message.digest_kind != pb.DIGEST_KIND_XXH3_64:
         raise InvalidArgument(
@@ -121,6 +125,8 @@ def unpack_receipt(message: pb.Receipt) -> Receipt:
     if len(message.extents) != 1:
         raise InvalidArgument("one landing was granted", field="receipt.extents", fix="send one list of extents")
     first = message.first_token
+    drawn = ending == "first_token"
+    state = first.state if drawn else message.replay_from.state
     return Receipt(
         ticket_id=message.ticket_id,
         request_id=message.request_id,
@@ -129,9 +135,10 @@ def unpack_receipt(message: pb.Receipt) -> Receipt:
         layout_fingerprint=message.layout_fingerprint,
         tokens=message.tokens,
         extents=wire.unpack_extents(message.extents[0]),
-        first_token=first.token_id,
-        state=SamplingState(first.state.seed, first.state.emitted_tokens),
+        first_token=first.token_id if drawn else None,
+        state=SamplingState(state.seed, state.emitted_tokens),
         logprob=unpack_logprob(first.logprob) if first.HasField("logprob") else None,
+        replay_from=None if drawn else message.replay_from.position,
     )
 
 

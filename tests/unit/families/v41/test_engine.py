@@ -13,15 +13,16 @@ import torch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import InvalidParameter
-from engine.events import EntriesReady, FirstToken, Preempted
-from engine.requests import DecodeRequest, GenerateRequest, PrefillRequest
+from engine.events import FirstToken, Preempted
+from engine.requests import DecodeRequest, GenerateRequest
 from engine.sampling.params import SamplingParams, SamplingState
-from tests.support.driving import of, run, tokens_of
+from tests.support.driving import of, replayed, run, tokens_of
 from tests.support.tiny import Piece, batch_of, fresh_pool, random_tokens, run_in_chunks
 from tests.unit.families.v41.material import DATA, opened, replaying
 
 LONG, SHORT = tuple(random_tokens(300, 5, 511)), tuple(random_tokens(16, 6, 511))  # the window holds 16, a block 128
 WINDOW = 16
+SAMPLED = SamplingParams(temperature=0.8, seed=7, max_tokens=12, ignore_eos=True)
 Open = Callable[..., Engine]
 
 
@@ -143,47 +144,29 @@ def test_a_preempted_replay_answers_the_same(start: Open) -> None:
     assert [tokens_of(events, f"r{number}") for number in range(3)] == alone
 
 
-def handed(source: Engine, target: Engine, prompt: tuple[int, ...], cache: bool = False) -> list[int]:
-    """Prefill computes entries alone; only they are copied; decode replays and draws every token."""
-    sampling = SamplingParams(temperature=0.8, seed=7, max_tokens=12, ignore_eos=True)
-    reservation = target.reserve("r", len(prompt), len(prompt) + 12, b"", prompt if cache else None)
-    source.submit_prefill(PrefillRequest("r", prompt, sampling, cache=cache))
-    events = run(source)
-    (ready,) = of(events, EntriesReady)
-    assert not of(events, FirstToken)
-    assert events[-1] == ready
-    held = source.held("r")
-    assert held.tokens == len(prompt)
-    for at in range(reservation.held_tokens // source.model.layout.block_tokens, len(reservation.blocks)):
-        target.pool.blocks[reservation.blocks[at]] = source.pool.blocks[held.block_table[at]]
-    source.release("r")
-    target.start_decode(DecodeRequest("r", prompt, (), sampling, ready.state, cache=cache, replays=True))
-    return tokens_of(run(target), "r")
-
-
 @pytest.mark.parametrize("budget", [17, 512])
 def test_entries_alone_are_handed_over_and_decode_draws_the_first_token(budget: int, start: Open) -> None:
     source = start("handoff_replay", max_batch_tokens=budget, max_sequences=4)
     target = start("handoff_replay", max_batch_tokens=budget, max_sequences=4)
     target.pool.slots.fill_(0xFF)  # nothing of a window may be read that was not replayed
-    found = handed(source, target, LONG)
+    found = replayed(source, target, LONG, SAMPLED)
     assert len(found) == 12
-    assert found == handed(start("handoff_replay"), start("handoff_replay"), LONG), "depends on the chunks"
+    assert found == replayed(start("handoff_replay"), start("handoff_replay"), LONG, SAMPLED), "depends on the chunks"
     source.memory.check_idle()
     target.memory.check_idle()
 
 
 def test_a_handed_over_prompt_within_the_window_answers_as_one_process_does(start: Open) -> None:
-    found = handed(start("handoff_replay"), start("handoff_replay"), SHORT)
+    found = replayed(start("handoff_replay"), start("handoff_replay"), SHORT, SAMPLED)
     assert found == answer(start(), SHORT, temperature=0.8, seed=7, max_tokens=12)
 
 
 def test_decode_replays_over_a_prefix_that_it_held_already(start: Open) -> None:
     source, target = start("handoff_replay"), start("handoff_replay")
-    handed(source, target, LONG, cache=True)
+    replayed(source, target, LONG, SAMPLED, cache=True)
     assert target.lookup((*LONG, 3)).matched_blocks == 2
-    empty = handed(source, start("handoff_replay"), LONG, cache=True)
-    assert handed(source, target, LONG, cache=True) == empty
+    empty = replayed(source, start("handoff_replay"), LONG, SAMPLED, cache=True)
+    assert replayed(source, target, LONG, SAMPLED, cache=True) == empty
 
 
 def test_a_model_that_hands_windows_over_refuses_a_replaying_decode(start: Open) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.layout import CacheGroup, GroupKind, Layout
+from engine.layout import CacheGroup, GroupKind, Layout, ReplayPolicy
 from engine.sampling.params import SamplingState
 from fabric.errors import DataLoss, InvalidArgument
 from services.worker.geometry import Handoff
@@ -78,6 +78,27 @@ def test_a_receipt_that_describes_an_extent_otherwise_is_refused(field: str) -> 
     changed = replace(first, **{field: getattr(first, field) - 1})
     with pytest.raises(DataLoss):
         require_complete(replace(complete, extents=(changed, *complete.extents[1:])), handoff)
+
+
+def test_a_replay_needs_the_blocks_and_no_window() -> None:
+    layout = replace(LAYOUT, replay=ReplayPolicy(10, handoff=True))
+    handoff = Handoff(layout, 40, 16)
+    entries = replace(handoff, windows=False)
+    assert handoff.landing_bytes - entries.landing_bytes == layout.window_bytes
+    complete = replace(receipt(entries), first_token=None, replay_from=30)
+    require_complete(complete, handoff)
+    with pytest.raises(DataLoss):
+        require_complete(replace(receipt(handoff), first_token=None, replay_from=30), handoff)
+    with pytest.raises(DataLoss):
+        require_complete(replace(complete, extents=complete.extents[1:]), handoff)
+
+
+@pytest.mark.parametrize(("policy", "position"), [(ReplayPolicy(10), 30), (ReplayPolicy(10, handoff=True), 31)])
+def test_a_replay_that_the_layout_does_not_have_is_refused(policy: ReplayPolicy, position: int) -> None:
+    handoff = Handoff(replace(LAYOUT, replay=policy), 40, 16)
+    entries = receipt(replace(handoff, windows=False))
+    with pytest.raises(InvalidArgument, match="replay"):
+        require_complete(replace(entries, first_token=None, replay_from=position), handoff)
 
 
 def test_a_receipt_of_another_length_is_refused() -> None:
