@@ -64,37 +64,34 @@ class Source:
     """A pool as prefill has it: twice the rows that are pushed, in an order of its own."""
 
     def __init__(self, link: Link, geometry: Geometry, rng: np.random.Generator) -> None:
-        row_bytes = sum(geometry.extents)
-        pool = rng.integers(0, 256, (2 * geometry.rows, max(1, row_bytes)), dtype=np.uint8)
-        slot = rng.integers(0, 256, max(1, sum(geometry.slot)), dtype=np.uint8)
+        self._geometry, self._row_bytes, self._slot_bytes = geometry, sum(geometry.extents), sum(geometry.slot)
+        pool = rng.integers(0, 256, (2 * geometry.rows, self._row_bytes), dtype=np.uint8)
+        slot = rng.integers(0, 256, max(1, self._slot_bytes), dtype=np.uint8)
         self._pool, self._slot = link.register(pool), link.register(slot)
-        table = rng.permutation(2 * geometry.rows)[: geometry.rows]
-        inside = lay_out(np.array(geometry.extents, np.int64))
-        self._offsets = (table[:, None] * row_bytes + inside[None, :]).reshape(-1).astype(np.int64)
-        self._sizes = np.tile(np.array(geometry.extents, np.int64), geometry.rows)
-        self._slot_sizes = np.array(geometry.slot, np.int64)
+        self._table = rng.permutation(2 * geometry.rows)[: geometry.rows].astype(np.int64)
 
     def writes(self, landing: Landing) -> list[Write]:
-        """The push of everything, block extents first, packed into the landing."""
-        offsets = lay_out(np.concatenate([self._sizes, self._slot_sizes]))
-        split = len(self._sizes)
-        blocks = write_to(landing, self._pool, self._offsets, offsets[:split], self._sizes)
-        slot = write_to(landing, self._slot, lay_out(self._slot_sizes), offsets[split:], self._slot_sizes)
-        return [write for write in (blocks, slot) if len(write.sizes)]
+        """The push of everything as prefill does it: one copy for every row, one for the window slot."""
+        sizes = np.full(self._geometry.rows, self._row_bytes, np.int64)
+        found = [write_to(landing, self._pool, self._table * self._row_bytes, lay_out(sizes), sizes)]
+        if self._slot_bytes:
+            start, size = np.array([sizes.sum()], np.int64), np.array([self._slot_bytes], np.int64)
+            found.append(write_to(landing, self._slot, np.zeros(1, np.int64), start, size))
+        return found
 
     def extents(self, landing: Landing) -> list[Extent]:
         """The receipt of `writes`."""
+        inside = self._geometry.extents, self._geometry.slot
         return [
-            Extent("bench", index, 1, int(target) - landing.offset, int(size), _digest(write.source, source, size))
-            for write in self.writes(landing)
-            for index, (source, target, size) in enumerate(
-                zip(write.source_offsets, write.target_offsets, write.sizes, strict=True)
-            )
+            _sealed(write.source, int(source) + offset, int(target) - landing.offset + offset, size)
+            for write, sizes in zip(self.writes(landing), inside, strict=False)
+            for source, target in zip(write.source_offsets, write.target_offsets, strict=True)
+            for offset, size in zip(lay_out(np.array(sizes, np.int64)).tolist(), sizes, strict=True)
         ]
 
 
-def _digest(source: Region, offset: int, size: int) -> int:
-    return digest(source.memory[offset : offset + size])
+def _sealed(source: Region, start: int, offset: int, size: int) -> Extent:
+    return Extent("bench", 0, 1, offset, size, digest(source.memory[start : start + size]))
 
 
 class Bare:
@@ -141,10 +138,11 @@ class Bare:
 
 def _tables(write: Write) -> tuple[np.ndarray, np.ndarray]:
     """Local and remote descriptors of the list that the link sends, uint64 [n, 3]."""
-    token, small = plan.check(write), plan.coalesce(write)
-    zeros = np.zeros(len(small.sizes), np.int64)
-    local = np.stack([small.source_offsets + write.source.token.base, small.sizes, zeros], axis=1)
-    remote = np.stack([small.target_offsets + token.base, small.sizes, zeros], axis=1)
+    copies = plan.copies(write)
+    source, target, sizes = copies.table
+    zeros = np.zeros(len(sizes), np.int64)
+    local = np.stack([source + copies.source.token.base, sizes, zeros], axis=1)
+    remote = np.stack([target + copies.target.base, sizes, zeros], axis=1)
     return local.astype(np.uint64), remote.astype(np.uint64)
 
 

@@ -12,6 +12,7 @@ from fabric.kvlink import plan
 from fabric.kvlink.inbox import Inbox
 from fabric.kvlink.link import Notice, Region, Token, Write, as_bytes
 from fabric.kvlink.peers import PeerBook
+from fabric.kvlink.plan import Copies
 from fabric.records import LinkAddress
 
 _links: dict[str, InprocLink] = {}
@@ -43,13 +44,13 @@ class InprocLink:
         if self._closed:
             raise Unavailable("this link is closed")
         self._peers.admit(address)
-        tokens = [plan.check(write) for write in writes]
+        planned = [plan.copies(write) for write in writes]
         try:
             async with asyncio.timeout(timeout_s):
                 await self._running.wait()
                 peer = _find(address)
-                for write, token in zip(writes, tokens, strict=True):
-                    peer._receive(plan.coalesce(write), token)
+                for copies in planned:
+                    peer._receive(copies)
                 await peer._running.wait()  # a frozen peer takes one-sided bytes but answers nothing
                 if notify:
                     await _find(address)._inbox.put(Notice(self.address.peer, self.address.epoch, notify))
@@ -76,10 +77,10 @@ class InprocLink:
     def thaw(self) -> None:
         self._running.set()
 
-    def _receive(self, write: Write, token: Token) -> None:
-        memory = self._regions[token.number].memory
-        for source, target, size in zip(write.source_offsets, write.target_offsets, write.sizes, strict=True):
-            memory[target : target + size] = write.source.memory[source : source + size]
+    def _receive(self, copies: Copies) -> None:
+        memory = self._regions[copies.target.number].memory
+        for source, target, size in copies.table.T.tolist():
+            memory[target : target + size] = copies.source.memory[source : source + size]
 
 
 def _find(address: LinkAddress) -> InprocLink:

@@ -19,6 +19,7 @@ from fabric.kvlink import tcp_frames as frames
 from fabric.kvlink.inbox import Inbox
 from fabric.kvlink.link import Notice, Region, Token, Write, as_bytes
 from fabric.kvlink.peers import PeerBook
+from fabric.kvlink.plan import Copies
 from fabric.kvlink.tcp_frames import Answer, Greeting
 from fabric.records import LinkAddress
 from fabric.telemetry import logs
@@ -71,7 +72,7 @@ class TcpLink:
         replaced = self._peers.admit(address)
         if replaced is not None:
             self._drop((replaced.peer, replaced.epoch))
-        planned = [(plan.check(write), plan.coalesce(write)) for write in writes]
+        planned = [plan.copies(write) for write in writes]
         try:
             async with asyncio.timeout(timeout_s):
                 await self._push(address, planned, notify)
@@ -103,16 +104,15 @@ class TcpLink:
         self._listener.close()
         self._inbox.close()
 
-    async def _push(self, address: LinkAddress, planned: Sequence[tuple[Token, Write]], notify: bytes) -> None:
+    async def _push(self, address: LinkAddress, planned: Sequence[Copies], notify: bytes) -> None:
         connection = await self._connection(address)
         loop = asyncio.get_running_loop()
         async with connection.busy:
-            copies = [_copies(token, write) for token, write in planned]
-            table = np.concatenate(copies) if copies else np.zeros((0, 3), np.int64)
+            table = np.concatenate([_frame(copies) for copies in planned]) if planned else np.zeros((0, 3), np.int64)
             await loop.sock_sendall(connection.sock, frames.pack_push(table, notify))
-            for _, write in planned:
-                memory = write.source.memory.data
-                for start, size in zip(write.source_offsets.tolist(), write.sizes.tolist(), strict=True):
+            for copies in planned:
+                memory = copies.source.memory.data
+                for start, _, size in copies.table.T.tolist():
                     await loop.sock_sendall(connection.sock, memory[start : start + size])
             answer = frames.unpack_answer(await _receive(connection.sock, frames.ANSWER_BYTES))
         _raise_for(answer, address)
@@ -198,9 +198,10 @@ class TcpLink:
         task.add_done_callback(self._tasks.discard)
 
 
-def _copies(token: Token, write: Write) -> NDArray[np.int64]:
-    numbers = np.full(len(write.sizes), token.number, np.int64)
-    return np.stack([numbers, write.target_offsets, write.sizes], axis=1)
+def _frame(copies: Copies) -> NDArray[np.int64]:
+    """Where the payload goes: int64 [n, 3] of region number, offset, size."""
+    numbers = np.full(copies.table.shape[1], copies.target.number, np.int64)
+    return np.stack([numbers, copies.table[1], copies.table[2]], axis=1)
 
 
 def _raise_for(answer: Answer, address: LinkAddress) -> None:

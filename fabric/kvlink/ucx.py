@@ -62,16 +62,14 @@ class UcxLink:
         replaced = self._peers.admit(address)
         if replaced is not None:
             self._driver.forget(agent_name(replaced.peer, replaced.epoch))
-        planned = [(plan.check(write), plan.coalesce(write)) for write in writes if len(write.sizes)]
+        planned = [plan.copies(write) for write in writes if len(write.sizes)]
         transfer = self._driver.push(address, planned, notify)
-        try:
-            if transfer.done():
-                transfer.result()
-            else:
+        if transfer is not None:
+            try:
                 async with asyncio.timeout(timeout_s):
                     await asyncio.wrap_future(transfer)
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"push to {address.peer} not done after {timeout_s:.3g} s") from error
+            except TimeoutError as error:
+                raise DeadlineExceeded(f"push to {address.peer} not done after {timeout_s:.3g} s") from error
         self._note_lane(address.peer)
 
     @contextmanager

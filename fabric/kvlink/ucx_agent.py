@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fabric.errors import InvalidArgument, ServiceError, StartError, Unavailable
-from fabric.kvlink.link import Notice, Token, Write
+from fabric.kvlink.link import Notice
+from fabric.kvlink.plan import Copies
 from fabric.telemetry import logs
 
 # The Python wrapper passes 0, which spins: 5 CPU seconds in 5 s. At 50 ms an idle agent uses 0.1 % of a core, and since
@@ -33,7 +34,7 @@ class Agent:
         try:
             self._agent: Any = nixl.nixlAgent(name, config)
             options, _ = self._agent.getPluginParams("UCX")
-            self._backend = self._agent.createBackend("UCX", options)
+            self._backends = [self._agent.createBackend("UCX", options)]
         except Exception as error:
             raise StartError(
                 f"UCX cannot start: {error}", field="transport", fix="check UCX_TLS and UCX_NET_DEVICES, or use tcp://"
@@ -48,7 +49,7 @@ class Agent:
     def register(self, base: int, nbytes: int) -> None:
         descriptors = nixl.nixlRegDList(nixl.DRAM_SEG, np.array([[base, nbytes, 0]], dtype=np.uint64))
         with _mapped("register"):
-            self._agent.registerMem(descriptors, [self._backend])
+            self._agent.registerMem(descriptors, self._backends)
         self._registered.append(descriptors)
 
     def load_peer(self, metadata: bytes) -> str:
@@ -60,27 +61,29 @@ class Agent:
         with _mapped("forget peer"):
             self._agent.invalidateRemoteMD(name)
 
-    def post(self, peer: str, writes: Sequence[tuple[Token, Write]], notify: bytes) -> int:
-        """Starts a transfer and returns its handle; all writes in one request, so that one notification covers them."""
-        local, remote = (nixl.nixlXferDList(nixl.DRAM_SEG, table) for table in _tables(writes))
-        with _mapped("post"):
-            handle = int(self._agent.createXferReq(nixl.NIXL_WRITE, local, remote, peer, notify, [self._backend]))
+    def post(self, peer: str, planned: Sequence[Copies], notify: bytes) -> int:
+        """Starts a transfer and returns its handle; all copies in one request, so that one notification covers them."""
+        local, remote = (nixl.nixlXferDList(nixl.DRAM_SEG, table) for table in _tables(planned))
+        handle = None
         try:
-            with _mapped("post"):
-                self._agent.postXferReq(handle)
-        except BaseException:
-            self.release(handle)
-            raise
-        return handle
+            handle = self._agent.createXferReq(nixl.NIXL_WRITE, local, remote, peer, notify, self._backends)
+            self._agent.postXferReq(handle)
+        except Exception as error:
+            if handle is not None:
+                self.release(handle)
+            raise _ours("post", error) from error
+        return int(handle)
 
     def notify(self, peer: str, payload: bytes) -> None:
         with _mapped("notify"):
-            self._agent.genNotif(peer, payload, [self._backend])
+            self._agent.genNotif(peer, payload, self._backends)
 
     def done(self, handle: int) -> bool:
         """Whether the transfer is complete. Raises Unavailable when its peer is gone."""
-        with _mapped("status"):
+        try:
             return bool(self._agent.getXferStatus(handle) == nixl.NIXL_SUCCESS)
+        except Exception as error:
+            raise _ours("status", error) from error
 
     def release(self, handle: int) -> None:
         """Gives a transfer up. One that cannot be cancelled yet is tried again with the next release."""
@@ -94,7 +97,7 @@ class Agent:
     def arrived(self) -> list[Notice]:
         """Notifications since the last call, in order per peer."""
         with _mapped("notifications"):
-            by_peer = self._agent.getNotifs({}, [self._backend])
+            by_peer = self._agent.getNotifs({}, self._backends)
         return [notice(name, payload) for name, payloads in by_peer.items() for payload in payloads]
 
     def close(self) -> None:
@@ -106,7 +109,7 @@ class Agent:
                 _log.warning("transfer not released", error=type(error).__name__)
         for descriptors in self._registered:
             with _mapped("deregister"):
-                self._agent.deregisterMem(descriptors, [self._backend])
+                self._agent.deregisterMem(descriptors, self._backends)
         self._registered.clear()
         self._agent = None
 
@@ -122,28 +125,31 @@ def notice(name: str | bytes, payload: bytes) -> Notice:
     return Notice(peer, int(epoch), bytes(payload))
 
 
-def _tables(writes: Sequence[tuple[Token, Write]]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Local and remote descriptors, uint64 [n, 3] each: address, bytes, device."""
-    count = sum(len(write.sizes) for _, write in writes)
-    local, remote = np.zeros((count, 3), np.uint64), np.zeros((count, 3), np.uint64)
+def _tables(planned: Sequence[Copies]) -> NDArray[np.uint64]:
+    """Local and remote descriptors, uint64 [2, n, 3]: address, bytes, device."""
+    tables = np.zeros((2, sum(copies.table.shape[1] for copies in planned), 3), np.int64)
     start = 0
-    for token, write in writes:
-        end = start + len(write.sizes)
-        np.add(write.source_offsets, write.source.token.base, out=local[start:end, 0], casting="unsafe")
-        np.add(write.target_offsets, token.base, out=remote[start:end, 0], casting="unsafe")
-        local[start:end, 1] = remote[start:end, 1] = write.sizes
-        start = end
-    return local, remote
+    for copies in planned:
+        part = tables[:, start : start + copies.table.shape[1]]
+        np.add(copies.table[0], copies.source.token.base, out=part[0, :, 0])
+        np.add(copies.table[1], copies.target.base, out=part[1, :, 0])
+        part[:, :, 1] = copies.table[2]
+        start += copies.table.shape[1]
+    return tables.view(np.uint64)
+
+
+def _ours(what: str, error: Exception) -> ServiceError:
+    """NIXL's error as ours: what the caller got wrong, or a peer that is gone."""
+    if isinstance(error, ServiceError):
+        return error
+    if isinstance(error, nixl.nixlInvalidParamError | nixl.nixlNotFoundError | nixl.nixlMismatchError):
+        return InvalidArgument(f"{what}: UCX knows no such memory or peer", field="address")
+    return Unavailable(f"{what}: {type(error).__name__}")
 
 
 @contextmanager
 def _mapped(what: str) -> Iterator[None]:
-    """NIXL's errors as ours: what the caller got wrong, or a peer that is gone."""
     try:
         yield
-    except ServiceError:
-        raise
-    except (nixl.nixlInvalidParamError, nixl.nixlNotFoundError, nixl.nixlMismatchError) as error:
-        raise InvalidArgument(f"{what}: UCX knows no such memory or peer", field="address") from error
     except Exception as error:
-        raise Unavailable(f"{what}: {type(error).__name__}") from error
+        raise _ours(what, error) from error

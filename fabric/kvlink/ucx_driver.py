@@ -20,14 +20,14 @@ from typing import TypeVar
 
 from fabric.errors import Cancelled, ServiceError, Unavailable
 from fabric.kvlink.inbox import Inbox
-from fabric.kvlink.link import Token, Write
+from fabric.kvlink.plan import Copies
 from fabric.kvlink.ucx_agent import Agent, agent_name
 from fabric.records import LinkAddress
 from fabric.telemetry import logs
 
 _log = logs.get("kvlink")
 ResultT = TypeVar("ResultT")
-Planned = list[tuple[Token, Write]]
+Planned = list[Copies]
 
 # Seconds. A poll may delay what it finds by a tenth of the time already waited, within these bounds.
 _SHARE = 0.1
@@ -88,18 +88,22 @@ class Driver:
         self._put(job)
         return future
 
-    def push(self, address: LinkAddress, writes: Planned, notify: bytes) -> Future[None]:
-        """Starts a transfer; the future ends when it does. Cancelling the future gives the transfer up."""
-        future: Future[None] = Future()
-        if self._is_short(address, writes) and self._turn.acquire(blocking=False):
+    def push(self, address: LinkAddress, planned: Planned, notify: bytes) -> Future[None] | None:
+        """Starts a transfer. Returns None where it is done, else a future that ends when it is.
+
+        Cancelling the future gives the transfer up.
+
+        Raises:
+            Unavailable: the link is closed, or the peer is gone and a short push noticed it at once.
+        """
+        peer = agent_name(address.peer, address.epoch)
+        if self._is_short(peer, address, planned) and self._turn.acquire(blocking=False):
             try:
-                self._start(self._agent, address, writes, notify, future)
+                return self._push_now(self._agent, peer, planned, notify)
             finally:
                 self._turn.release()
-            if not future.done():
-                self._put(_Turn.POLL)  # the thread polls the rest
-        else:
-            self._put(lambda agent: self._start(agent, address, writes, notify, future))
+        future: Future[None] = Future()
+        self._put(lambda agent: self._start(agent, peer, address, planned, notify, future))
         return future
 
     def forget(self, peer: str) -> None:
@@ -126,9 +130,24 @@ class Driver:
             self._jobs.put(_Turn.END)
         self._thread.join()
 
-    def _is_short(self, address: LinkAddress, writes: Planned) -> bool:
-        reached = self._metadata.get(agent_name(address.peer, address.epoch)) == address.metadata
-        return self._open and reached and sum(write.nbytes for _, write in writes) <= _INLINE_BYTES
+    def _is_short(self, peer: str, address: LinkAddress, planned: Planned) -> bool:
+        reached = bool(planned) and self._metadata.get(peer) == address.metadata
+        return self._open and reached and sum(copies.nbytes for copies in planned) <= _INLINE_BYTES
+
+    def _push_now(self, agent: Agent, peer: str, planned: Planned, notify: bytes) -> Future[None] | None:
+        """Posts in the caller's thread; where the bytes are not there when that returns, the thread polls the rest."""
+        try:
+            handle = agent.post(peer, planned, notify)
+            if agent.done(handle):
+                agent.release(handle)
+                return None
+        except ServiceError as error:
+            self._fail_peer(agent, peer, error)
+            raise
+        transfer = _Transfer(handle, peer, time.monotonic(), Future())
+        self._transfers.append(transfer)
+        self._put(_Turn.POLL)
+        return transfer.future
 
     def _put(self, job: Callable[[Agent], None] | _Turn) -> None:
         if not self._open:
@@ -173,17 +192,17 @@ class Driver:
             waits.append(min(_MAX_NOTICE_S, (now - self._quiet_since) * _SHARE))
         return max(_MIN_S, min(waits)) if waits else None
 
-    def _start(self, agent: Agent, address: LinkAddress, writes: Planned, notify: bytes, future: Future[None]) -> None:
+    def _start(
+        self, agent: Agent, peer: str, address: LinkAddress, planned: Planned, notify: bytes, future: Future[None]
+    ) -> None:
         if future.cancelled():
             return
-        peer = agent_name(address.peer, address.epoch)
         try:
             if self._metadata.get(peer) != address.metadata:
                 agent.load_peer(address.metadata)
                 self._metadata[peer] = address.metadata
-            if writes:
-                handle = agent.post(peer, writes, notify)
-                transfer = _Transfer(handle, peer, time.monotonic(), future)
+            if planned:
+                transfer = _Transfer(agent.post(peer, planned, notify), peer, time.monotonic(), future)
                 self._transfers.append(transfer)
                 self._look(agent, transfer)
                 return

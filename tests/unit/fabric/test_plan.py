@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,16 +28,18 @@ def write(source: list[int], target: list[int], sizes: list[int]) -> Write:
     return Write(region(), first, Token(1, 0, BYTES).pack(), second, third)
 
 
-def moved(plan_: Write) -> np.ndarray:
+def moved(memory: np.ndarray, table: np.ndarray) -> np.ndarray:
     out = np.zeros(BYTES, np.int64) - 1
-    for source, target, size in zip(plan_.source_offsets, plan_.target_offsets, plan_.sizes, strict=True):
-        out[target : target + size] = plan_.source.memory[source : source + size]
+    for source, target, size in table.T:
+        out[target : target + size] = memory[source : source + size]
     return out
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3), st.integers(0, 3)), max_size=40))
-def test_coalescing_moves_the_same_bytes_and_leaves_no_adjacent_pair(steps):
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2), st.integers(0, 2)), max_size=100), st.sampled_from([0, 64])
+)
+def test_coalescing_moves_the_same_bytes_and_leaves_no_adjacent_pair(steps, few):
     source, target, sizes, at, to = [], [], [], 0, 0
     for size, source_gap, target_gap in steps:
         at, to = at + source_gap, to + target_gap
@@ -44,19 +48,20 @@ def test_coalescing_moves_the_same_bytes_and_leaves_no_adjacent_pair(steps):
         sizes.append(size)
         at, to = at + size, to + size
     original = write(source, target, sizes)
-    small = plan.coalesce(original)
-    assert np.array_equal(moved(original), moved(small))
-    assert len(small.sizes) <= max(1, len(sizes))
-    ends = small.source_offsets + small.sizes, small.target_offsets + small.sizes
-    for index in range(len(small.sizes) - 1):
-        assert (ends[0][index], ends[1][index]) != (small.source_offsets[index + 1], small.target_offsets[index + 1])
+    with patch.object(plan, "_FEW", few):
+        small = plan.copies(original).table
+    memory = original.source.memory
+    assert np.array_equal(moved(memory, np.array([source, target, sizes], np.int64)), moved(memory, small))
+    assert small.shape[1] <= max(1, len(sizes))
+    ends = small[:2] + small[2]
+    assert (ends[:, :-1] != small[:2, 1:]).any(axis=0).all()
 
 
 def test_a_contiguous_push_is_one_descriptor():
     sizes = np.full(64, 16, np.int64)
     offsets = plan.lay_out(sizes)
-    whole = plan.coalesce(Write(region(), offsets, Token(1, 0, BYTES).pack(), offsets + 100, sizes))
-    assert (whole.source_offsets.tolist(), whole.target_offsets.tolist(), whole.sizes.tolist()) == ([0], [100], [1024])
+    whole = plan.copies(Write(region(), offsets, Token(1, 0, BYTES).pack(), offsets + 100, sizes))
+    assert whole.table.tolist() == [[0], [100], [1024]]
 
 
 def test_layout_is_dense():
@@ -78,8 +83,10 @@ def test_layout_is_dense():
 )
 def test_a_copy_outside_a_region_is_refused(source, target, sizes, field):
     with pytest.raises(InvalidArgument) as caught:
-        plan.check(write(source, target, sizes))
+        plan.copies(write(source, target, sizes))
     assert caught.value.field == field
+    with pytest.raises(InvalidArgument, match=r"region|shape"), patch.object(plan, "_FEW", 0):
+        plan.copies(write(source, target, sizes))
 
 
 @settings(deadline=None)
