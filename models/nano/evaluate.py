@@ -7,23 +7,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from models.nano.ask import Ask, Endpoint, Message, answers, started_stack
 from models.nano.config import HERE
+from models.nano.course import Course, bars
 from models.nano.data.check import correct
 from models.nano.data.mixture import ProblemClass, classes, evaluation_problems
 from models.nano.data.problem import HELD_OUT_SHARE, Problem
@@ -74,36 +67,26 @@ def chosen_classes(kinds: list[str] | None, renderer: Renderer) -> list[ProblemC
 
 
 def online(asked: list[ProblemClass], arguments: argparse.Namespace, ask: Ask, console: Console) -> list[Score]:
-    """Ask the endpoint; a progress bar for each class and one for all."""
+    """Ask the endpoint, and say how far it is."""
     scores = []
-    with Progress(*_columns(), console=console) as progress:
-        everything = progress.add_task("all", total=arguments.n * len(asked))
+    with bars(console) as progress:
+        course = Course(progress, len(asked), arguments.n, time.monotonic)
         for each in asked:
-            bar = progress.add_task(each.kind, total=arguments.n)
+            problems = evaluation_problems(each, arguments.n, arguments.seed)
             right = errors = 0
             wrong: list[tuple[Problem, Message | str]] = []
-            for problem, message in answers(_drawn(each, arguments), ask, arguments.concurrency):
-                errors += isinstance(message, str)
-                good = isinstance(message, dict) and correct(problem, message)
-                right += good
-                wrong += [] if good else [(problem, message)]
-                progress.advance(bar)
-                progress.advance(everything)
-            progress.remove_task(bar)
+            with course.of(each.kind) as advance:
+                for problem, message in answers(problems, ask, arguments.concurrency):
+                    errors += isinstance(message, str)
+                    good = isinstance(message, dict) and correct(problem, message)
+                    right += good
+                    wrong += [] if good else [(problem, message)]
+                    advance(right)
             scores.append(Score(each.kind, each.difficulty, arguments.n, right, errors))
             console.print(f"{each.kind}: {right} of {arguments.n} right ({each.difficulty})", markup=False)
             for problem, message in wrong[: arguments.show_wrong]:
                 console.print(f"{each.kind}: wanted {problem.answer or problem.calls!r}, got {message!r}", markup=False)
     return scores
-
-
-def _columns() -> list[ProgressColumn]:
-    text = TextColumn("{task.description:<12}")
-    return [text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()]
-
-
-def _drawn(each: ProblemClass, arguments: argparse.Namespace) -> list[Problem]:
-    return evaluation_problems(each, arguments.n, arguments.seed)
 
 
 def offline(asked: list[ProblemClass], arguments: argparse.Namespace, renderer: Renderer) -> list[Score]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import threading
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from rich.console import Console
 
 from models.nano import evaluate
+from models.nano.course import Course, bars
 from models.nano.data import smalltalk
 
 SEEN: list[dict[str, Any]] = []
@@ -78,6 +81,18 @@ def test_failed_requests_are_counted_apart(endpoint: str, tmp_path: Path, monkey
     assert run(monkeypatch, "--url", endpoint, "--n", "4", "--kinds", "json", "--json", str(path)) == 1
     (row,) = json.loads(path.read_text())["classes"]
     assert (row["right"], row["errors"]) == (0, 4)
+
+
+def test_without_a_terminal_every_tenth_is_a_line_with_the_time_left() -> None:
+    console, now = Console(file=io.StringIO(), width=150), 0.0
+    with bars(console) as progress, Course(progress, 1, 20, lambda: now).of("json") as advance:
+        for done in range(1, 21):
+            now = done * 3.0
+            advance(done)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 10
+    assert lines[0] == "json: 2 of 20 asked, 2 right, 6 s, about 54 s left"
+    assert lines[-1] == "json: 20 of 20 asked, 20 right, 60 s, about 0 s left"
 
 
 def test_unknown_class_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
