@@ -20,6 +20,7 @@ from services.prefill.load import Loader
 from services.prefill.marks import Marks
 from services.prefill.push import PoolSource, Pusher, PushLimits, give_up
 from services.prefill.telemetry import PrefillMetrics
+from services.prefill.telling import Telling
 from services.worker.failures import engine_errors, translate
 from services.worker.receipts import Receipt
 from services.worker.together import settled, together
@@ -71,20 +72,22 @@ class PrefillJob:
     """Runs once. However it ends, the engine holds nothing of it afterwards but what the keeper took over."""
 
     def __init__(self, tools: Tools, ask: PrefillAsk, ticket: asyncio.Future[TicketGrant], report: Report) -> None:
-        self._tools, self._ask, self._ticket, self._report = tools, ask, ticket, report
+        self._tools, self._ask, self._ticket = tools, ask, ticket
+        self._telling: Telling[Progress] = Telling(report)
         self._marks = Marks()
         self._pusher: Pusher | None = None
 
     async def run(self, position: int) -> None:
         """Queue, load, compute and push at once, receipt. Raises ServiceError."""
+        self._telling.tell(Queued(position))
         try:
-            await self._report(Queued(position))
             await self._tools.loader.load(self._ask)
             with engine_errors():
                 await self._tools.engine.submit(self._ask.request())
             await self._submitted()
         finally:
             await settled(self._say_that_writing_is_over())
+            await self._telling.close()
 
     async def _submitted(self) -> None:
         """From here on the engine holds something."""
@@ -93,7 +96,7 @@ class PrefillJob:
         try:
             (ticket, extents), first = await together(self._push(), self._compute())
             sealed = engine.engine.sealed(ask.request_id)  # held now: the engine's thread does not touch it any more
-            await self._report(self._done(ticket, extents, first))
+            await self._telling.finish(self._done(ticket, extents, first))
         except EngineError as error:
             raise translate(error) from error
         finally:
@@ -107,21 +110,21 @@ class PrefillJob:
                 case ChunkDone():
                     self._marks.computed(event.computed_tokens)
                     if not started:
-                        await self._report(Started(self._cached_tokens()))
+                        self._telling.tell(Started(self._cached_tokens()))
                     started = True
                     pushed = self._pusher.pushed_tokens if self._pusher else 0
-                    await self._report(Computed(event.computed_tokens, pushed))
+                    self._telling.tell(Computed(event.computed_tokens, pushed))
                 case Preempted():
                     self._marks.lost()
                 case FirstToken():
                     self._marks.completed()
                     return event
-                case Failed():
-                    raise translate(event.error)
-                case Finished():
                 case EntriesReady():
                     self._marks.completed(windows=False)
                     return event
+                case Failed():
+                    raise translate(event.error)
+                case Finished():
                     raise Cancelled("the request was cancelled")
         raise Internal("the engine ended a prefill early")
 
@@ -146,10 +149,10 @@ class PrefillJob:
 
     def _done(self, ticket: TicketGrant, extents: tuple[Extent, ...], first: FirstToken | EntriesReady) -> Done:
         model, ask = self._tools.engine.engine.model, self._ask
+        drawn = first if isinstance(first, FirstToken) else None
         receipt = Receipt(
             ticket_id=ticket.id,
             request_id=ask.request_id,
-        drawn = first if isinstance(first, FirstToken) else None
             epoch=ticket.epoch,
             model_revision=model.revision,
             layout_fingerprint=model.layout.fingerprint,

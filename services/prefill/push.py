@@ -24,6 +24,8 @@ from services.worker.notices import HandoffNotice
 from services.worker.together import settled
 
 _log = logs.get("push")
+# Below this a thread costs more than the digests.
+_INLINE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,10 @@ class Pusher:
         if windows and self._source.slots is not None:
             slot, offset = np.array([kv.slot]), np.array([self._handoff.window_offset])
             writes.append(self._write(self._source.slots, slot, offset, layout.window_bytes))
-        sealed = await asyncio.to_thread(self._source.seal, places, kv)
+        if sum(place.size for place in places) <= _INLINE_BYTES:
+            sealed = self._source.seal(places, kv)
+        else:
+            sealed = await asyncio.to_thread(self._source.seal, places, kv)
         with self._metrics.transfer(sum(place.size for place in places)):
             await self._send([write for write in writes if len(write.sizes)], last)
         self._sealed += sealed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -28,6 +29,8 @@ from services.worker.settings import WorkerSettings
 from services.worker.telemetry import StepMetrics
 
 _log = logs.get("start")
+# Python's default of 5 ms lets the engine's thread keep the event loop waiting for as long as a network round trip.
+_SWITCH_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ async def open_core(service: str, settings: WorkerSettings) -> AsyncIterator[Cor
         StartError: the model, a setting or the transport cannot be used; the message names it and the fix.
     """
     identity = new_identity(service, settings.instance)
+    sys.setswitchinterval(_SWITCH_S)
     async with AsyncExitStack() as stack:
         engine, kernels = await asyncio.to_thread(_open_engine, settings)
         metrics = Metrics(service)
