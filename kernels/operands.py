@@ -230,3 +230,19 @@ class GroupRouterSpec:
     normalize: bool
     scaling: float
     always: int
+
+
+@dataclass(frozen=True, slots=True)
+class MlaLayer:
+    """One transformer layer that attends every cached row: latent attention, then grouped experts or one wide MLP."""
+
+    attention_norm: torch.Tensor  # [hidden] fp32
+    mlp_norm: torch.Tensor  # [hidden] fp32
+    norm_eps: float
+    input: Weights  # [query rank or heads * (nope + rope), + rank + rope; hidden]
+    query_norm: torch.Tensor | None  # [query rank] fp32; None: queries are the first columns of the input projection
+    query: Weights | None  # [heads * (nope + rope), query rank]
+    attention: MlaSpec
+    output: Weights  # [hidden, heads * value]
+    router: GroupRouterSpec | None  # None: only the bank's last expert runs
+    experts: ExpertBank

@@ -18,6 +18,7 @@ from kernels.operands import (
     IndexerSpec,
     IndexKeySpec,
     LatentSpec,
+    MlaLayer,
     MlaSpec,
     Pages,
     Ragged,
@@ -60,3 +61,4 @@ class Ops:
     read_rows: Callable[[int, Ragged, Pages, int], Tensor]
     attend_expanded: Callable[[Tensor, Tensor, Tensor, MlaSpec, range, Tensor | None, RopeTable], Tensor]
     route_groups: Callable[[Tensor, GroupRouterSpec], tuple[Tensor, Tensor]]
+    mla_layer: Callable[[Tensor, MlaLayer, Ragged, Pages, RopeTable], Tensor]

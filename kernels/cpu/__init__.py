@@ -13,12 +13,14 @@ from kernels.cpu.index import index_topk
 from kernels.cpu.latent import latent
 from kernels.cpu.linear import linear, pack
 from kernels.cpu.mla import attend_latent
+from kernels.cpu.mla_expanded import attend_expanded
+from kernels.cpu.mla_layer import mla_layer
 from kernels.cpu.mla_rows import norm, store_index_key, store_latent
 from kernels.cpu.route import route
 from kernels.cpu.route_groups import route_groups
 from kernels.cpu.storage import store_rows
 from kernels.ops import Ops
-from kernels.reference.mla import attend_expanded, read_rows
+from kernels.reference.mla import read_rows
 
 
 def _launch() -> None:
@@ -57,4 +59,5 @@ OPS = Ops(
     read_rows=read_rows,
     attend_expanded=attend_expanded,
     route_groups=route_groups,
+    mla_layer=mla_layer,
 )

@@ -9,7 +9,7 @@ from numba import prange
 from kernels.cpu.compile import Array, parallel, serial
 from kernels.cpu.linear import rounded
 from kernels.cpu.numbers import round_bf16, sigmoid
-from kernels.cpu.tile import LANES, panel_product
+from kernels.cpu.tile import LANES, WIDE, panels_product
 from kernels.operands import ExpertBank
 
 
@@ -18,7 +18,7 @@ def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, bank: 
     out = torch.empty_like(x)
     rounds = bank.gate.rounds
     source = rounded(x) if rounds else x
-    _experts(
+    expert_rows(
         source.numpy(), chosen.numpy(), weights.numpy(), bank.gate.array, bank.up.array, bank.down.array, bank.experts,
         bank.inner, bank.limit, rounds, out.numpy(),
     )  # fmt: skip
@@ -56,14 +56,14 @@ def _activate(gate: Array, up: Array, limit: float, rounds: bool, out: Array, fi
     """out[first + r, column + l] = silu(min(gate, limit)) * clamp(up, -limit, limit)."""
     bound = np.float32(limit)
     for r in range(gate.shape[0]):
-        for lane in range(min(LANES, out.shape[1] - column)):
+        for lane in range(min(gate.shape[1], out.shape[1] - column)):
             g = min(gate[r, lane], bound)
             value = g * sigmoid(g) * min(max(up[r, lane], -bound), bound)
             out[first + r, column + lane] = round_bf16(value) if rounds else value
 
 
 @parallel
-def _experts(
+def expert_rows(
     x: Array, chosen: Array, weights: Array, gate: Array, up: Array, down: Array, experts: int, inner: int,
     limit: float, rounds: bool, out: Array,
 ) -> None:  # fmt: skip
@@ -79,23 +79,25 @@ def _experts(
                 sorted_x[place[row, k], c] = x[row, c]
     middle = np.empty((len(sorted_x), inner), np.float32)
     inner_panels, hidden_panels = gate.shape[0] // (experts + 1), down.shape[0] // (experts + 1)
-    for task in prange(inner_panels * busy):
-        e, p = active[task % busy], task // busy
-        first, count = starts[e], starts[e + 1] - starts[e]
-        at = (e * inner_panels + p) * hidden * LANES
-        gates, ups = np.empty((count, LANES), np.float32), np.empty((count, LANES), np.float32)
-        panel_product(sorted_x, first * hidden, hidden, 1, count, gate, at, LANES, hidden, gates, 0, LANES)
-        panel_product(sorted_x, first * hidden, hidden, 1, count, up, at, LANES, hidden, ups, 0, LANES)
+    inner_tasks, hidden_tasks = (inner_panels + WIDE - 1) // WIDE, (hidden_panels + WIDE - 1) // WIDE
+    for task in prange(inner_tasks * busy):
+        e, p = active[task % busy], task // busy * WIDE
+        first, count, panels = starts[e], starts[e + 1] - starts[e], min(WIDE, inner_panels - p)
+        at, size, lanes = (e * inner_panels + p) * hidden * LANES, hidden * LANES, panels * LANES
+        gates, ups = np.empty((count, lanes), np.float32), np.empty((count, lanes), np.float32)
+        x_at = first * hidden
+        panels_product(sorted_x, x_at, hidden, 1, count, gate, at, LANES, size, panels, hidden, gates, 0, lanes)
+        panels_product(sorted_x, x_at, hidden, 1, count, up, at, LANES, size, panels, hidden, ups, 0, lanes)
         _activate(gates, ups, limit, rounds, middle, first, p * LANES)
-    lanes = hidden_panels * LANES
-    results = np.empty((len(sorted_x), lanes), np.float32)
-    for task in prange(hidden_panels * busy):
-        e, p = active[task % busy], task // busy
-        first, count = starts[e], starts[e + 1] - starts[e]
-        at = (e * hidden_panels + p) * inner * LANES
-        panel_product(
-            middle, first * inner, inner, 1, count, down, at, LANES, inner, results, first * lanes + p * LANES, lanes
-        )
+    stride, size = hidden_panels * LANES, inner * LANES
+    results = np.empty((len(sorted_x), stride), np.float32)
+    for task in prange(hidden_tasks * busy):
+        e, p = active[task % busy], task // busy * WIDE
+        first, count, panels = starts[e], starts[e + 1] - starts[e], min(WIDE, hidden_panels - p)
+        panels_product(
+            middle, first * inner, inner, 1, count, down, (e * hidden_panels + p) * size, LANES, size, panels, inner,
+            results, first * stride + p * LANES, stride,
+        )  # fmt: skip
     for row in prange(rows):
         for c in range(hidden):
             out[row, c] = results[place[row, topk], c]

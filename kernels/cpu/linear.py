@@ -9,7 +9,7 @@ import torch
 from numba import prange
 
 from kernels.cpu.compile import Array, parallel
-from kernels.cpu.tile import LANES, panel_product
+from kernels.cpu.tile import LANES, WIDE, panels_product
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def linear(x: torch.Tensor, weight: Panels) -> torch.Tensor:
     """x [rows, groups * in] times each group's matrix -> fp32 [rows, groups * out]."""
     out = torch.empty(x.shape[0], weight.groups * weight.columns)
     source = rounded(x) if weight.rounds else x
-    _linear(source.numpy(), weight.array, weight.groups, weight.columns, out.numpy())
+    product(source.numpy(), 0, weight.array, weight.groups, weight.columns, out.numpy())
     return out
 
 
@@ -52,15 +52,22 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 
 @parallel
-def _linear(x: Array, panels: Array, groups: int, columns: int, out: Array) -> None:
+def product(x: Array, column: int, panels: Array, groups: int, columns: int, out: Array) -> None:
+    """out [rows, groups * columns] from columns `column .. + groups * in` of x."""
     rows, inner, stride = x.shape[0], panels.shape[1], out.shape[1]
-    per_group = panels.shape[0] // groups
-    for p in prange(panels.shape[0]):
-        group, first = p // per_group, p % per_group * LANES
-        x_first, w_first, o_first = group * inner, p * inner * LANES, group * columns + first
-        if first + LANES <= columns:
-            panel_product(x, x_first, x.shape[1], 1, rows, panels, w_first, LANES, inner, out, o_first, stride)
+    per_group, size = panels.shape[0] // groups, inner * LANES
+    tasks = (per_group + WIDE - 1) // WIDE
+    for task in prange(groups * tasks):
+        group, p = task // tasks, task % tasks * WIDE
+        count, first = min(WIDE, per_group - p), p * LANES
+        x_first, w_first, o_first = column + group * inner, (group * per_group + p) * size, group * columns + first
+        if first + count * LANES <= columns:
+            panels_product(
+                x, x_first, x.shape[1], 1, rows, panels, w_first, LANES, size, count, inner, out, o_first, stride
+            )
         else:
-            wide = np.empty((rows, LANES), np.float32)
-            panel_product(x, x_first, x.shape[1], 1, rows, panels, w_first, LANES, inner, wide, 0, LANES)
-            out[:, o_first : (group + 1) * columns] = wide[:, : columns - first]
+            wide, lanes = np.empty((rows, count * LANES), np.float32), count * LANES
+            panels_product(x, x_first, x.shape[1], 1, rows, panels, w_first, LANES, size, count, inner, wide, 0, lanes)
+            for row in range(rows):
+                for c in range(columns - first):
+                    out[row, o_first + c] = wide[row, c]

@@ -7,20 +7,21 @@ import torch
 from numba import prange
 
 from kernels.cpu.compile import Array, parallel
-from kernels.cpu.numbers import inverse_rms, narrow_into, rotate
+from kernels.cpu.numbers import inverse_rms, rotate
+from kernels.cpu.storage import narrow_row
 from kernels.operands import IndexKeySpec, MlaSpec, Pages, Ragged, RopeTable
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """As reference.norm.norm."""
     out = torch.empty(x.shape)
-    _norm(x.numpy(), weight.numpy(), eps, out.numpy())
+    norm_rows(x.numpy(), 0, weight.numpy(), eps, out.numpy())
     return out
 
 
 def store_latent(projected: torch.Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, rope: RopeTable) -> None:
     """As reference.mla.store_latent."""
-    _store_latent(
+    store_latent_rows(
         projected.numpy(), spec.column, spec.norm.numpy(), spec.norm_eps, ragged.positions, ragged.sequences,
         ragged.tables, pages.array, pages.offset, pages.entries, rope.cos.numpy(), rope.sin.numpy(),
     )  # fmt: skip
@@ -35,15 +36,17 @@ def store_index_key(projected: torch.Tensor, spec: IndexKeySpec, ragged: Ragged,
 
 
 @parallel
-def _norm(x: Array, weight: Array, eps: float, out: Array) -> None:
+def norm_rows(x: Array, column: int, weight: Array, eps: float, out: Array) -> None:
+    """out [rows, width] from columns `column .. + width` of x."""
+    width = weight.shape[0]
     for row in prange(x.shape[0]):
-        unit = inverse_rms(x, row, 0, x.shape[1], eps)
-        for c in range(x.shape[1]):
-            out[row, c] = x[row, c] * unit * weight[c]
+        unit, source, target = inverse_rms(x, row, column, width, eps), x[row, column : column + width], out[row]
+        for c in range(width):
+            target[c] = source[c] * unit * weight[c]
 
 
 @parallel
-def _store_latent(
+def store_latent_rows(
     projected: Array, column: int, norm: Array, eps: float, positions: Array, sequences: Array, tables: Array,
     pages: Array, offset: int, per_page: int, cosine: Array, sine: Array,
 ) -> None:  # fmt: skip
@@ -52,14 +55,13 @@ def _store_latent(
     for row in prange(projected.shape[0]):
         at, made = positions[row], np.empty((1, width), np.float32)
         unit = inverse_rms(projected, row, column, rank, eps)
+        source, target = projected[row, column : column + width], made[0]
         for c in range(rank):
-            made[0, c] = projected[row, column + c] * unit * norm[c]
+            target[c] = source[c] * unit * norm[c]
         for c in range(rank, width):
-            made[0, c] = projected[row, column + c]
+            target[c] = source[c]
         rotate(made, 0, rank, cosine[at], sine[at], np.float32(1.0))
-        base = offset + at % per_page * width
-        for c in range(width):
-            narrow_into(pages, tables[sequences[row], at // per_page], base + c, made[0, c])
+        narrow_row(made, 0, pages, tables[sequences[row], at // per_page], offset + at % per_page * width)
 
 
 @parallel
@@ -79,6 +81,4 @@ def _store_index_key(
         for c in range(width):
             made[0, c] = made[0, c] * unit * norm[c] + bias[c]
         rotate(made, 0, width - 2 * cosine.shape[1], cosine[at], sine[at], np.float32(1.0))
-        base = offset + at % per_page * width
-        for c in range(width):
-            narrow_into(pages, tables[sequences[row], at // per_page], base + c, made[0, c])
+        narrow_row(made, 0, pages, tables[sequences[row], at // per_page], offset + at % per_page * width)

@@ -112,9 +112,9 @@ def ordered_bits(value):  # type: ignore[no-untyped-def]
 @serial
 def inverse_rms(values, row, first, count, eps):  # type: ignore[no-untyped-def]
     """1 / sqrt(mean of squares + eps) of values[row, first : first + count]."""
-    total = np.float32(0.0)
-    for c in range(first, first + count):
-        total += values[row, c] * values[row, c]
+    total, part = np.float32(0.0), values[row, first : first + count]
+    for c in range(count):
+        total += part[c] * part[c]
     return np.float32(1.0) / np.float32(np.sqrt(total / np.float32(count) + np.float32(eps)))
 
 

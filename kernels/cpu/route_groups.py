@@ -20,7 +20,7 @@ def route_groups(x: torch.Tensor, spec: GroupRouterSpec) -> tuple[torch.Tensor, 
     rows, width = x.shape[0], spec.topk + spec.always
     chosen, weights = torch.empty(rows, width, dtype=torch.int32), torch.empty(rows, width)
     bias = torch.zeros(spec.experts) if spec.bias is None else spec.bias
-    _route(
+    route_rows(
         (rounded(x) if spec.gate.rounds else x).numpy(), spec.gate.array, bias.numpy(), spec.topk, spec.groups,
         spec.kept_groups, spec.group_best, spec.sigmoid, spec.normalize, spec.scaling, chosen.numpy(), weights.numpy(),
     )  # fmt: skip
@@ -69,7 +69,7 @@ def _open_groups(biased: Array, taken: Array, groups: int, kept: int, group_best
 
 
 @parallel
-def _route(
+def route_rows(
     x: Array, gate: Array, bias: Array, topk: int, groups: int, kept: int, group_best: int, is_sigmoid: bool,
     normalize: bool, scaling: float, chosen: Array, weights: Array,
 ) -> None:  # fmt: skip

@@ -30,6 +30,14 @@ def copy_row(source: Array, row: int, column: int, width: int, target: Array, at
         target[at, c] = widen(source[row, column + c])
 
 
+@serial
+def narrow_row(source: Array, row: int, target: Array, at: int, column: int) -> None:
+    """target[at, column ..] = source[row], in the target's own format."""
+    given, kept = source[row], target[at : at + 1, column : column + source.shape[1]]
+    for c in range(len(given)):
+        narrow_into(kept, 0, c, given[c])
+
+
 @parallel
 def _store(
     rows: Array, column: int, starts: Array, context: Array, slots: Array, ring: Array, offset: int, capacity: int,

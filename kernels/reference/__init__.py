@@ -13,6 +13,7 @@ from kernels.reference.index import index_topk
 from kernels.reference.latent import latent
 from kernels.reference.linear import linear, pack
 from kernels.reference.mla import attend_expanded, attend_latent, read_rows, store_index_key, store_latent
+from kernels.reference.mla_layer import mla_layer
 from kernels.reference.norm import norm
 from kernels.reference.route import route
 from kernels.reference.route_groups import route_groups
@@ -41,4 +42,5 @@ OPS = Ops(
     read_rows=read_rows,
     attend_expanded=attend_expanded,
     route_groups=route_groups,
+    mla_layer=mla_layer,
 )

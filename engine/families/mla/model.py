@@ -81,6 +81,8 @@ class Mla:
     def run(self, x: torch.Tensor, layer: Layer, index: int, step: Step) -> torch.Tensor:
         """One layer [rows, hidden] -> [rows, hidden]; `index` is its place in the cache groups."""
         ops, eps = self._ops, self.config.norm_eps
+        if layer.indexer is None and not step.forms.expanded:
+            return ops.mla_layer(x, layer.whole(eps), step.rows, step.cache.pages("latent", index), step.rope)
         x = x + self._attention.run(ops.norm(x, layer.attention_norm, eps), layer, index, step)
         return x + self._mlp(ops.norm(x, layer.mlp_norm, eps), layer)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.operands import ExpertBank, GroupRouterSpec, IndexerSpec, IndexKeySpec, MlaSpec, Weights
+from kernels.operands import ExpertBank, GroupRouterSpec, IndexerSpec, IndexKeySpec, MlaLayer, MlaSpec, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,13 @@ class Layer:
     output: Weights
     router: GroupRouterSpec | None  # None: a dense layer, which is a bank of nothing but the shared expert
     experts: ExpertBank
+
+    def whole(self, eps: float) -> MlaLayer:
+        """The layer as one operand, for batches whose rows all attend absorbed and without a selection."""
+        return MlaLayer(
+            self.attention_norm, self.mlp_norm, eps, self.input, self.query_norm, self.query, self.attention,
+            self.output, self.router, self.experts,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

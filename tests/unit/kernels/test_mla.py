@@ -97,7 +97,7 @@ def test_absorbed_attention_matches_the_reference(ops: Ops, dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("topk", [None, 6])
-def test_both_forms_are_one_function(topk: int | None) -> None:
+def test_both_forms_are_one_function(ops: Ops, topk: int | None) -> None:
     """Absorbing the key half into the query and the value half into the output changes no result."""
     draw, ragged = generator(5), ragged_of(((0, 200), (40, 9)), PAGE, (1,))
     pages, spec, rope = written(ragged, RANK + ROPE, torch.float32), spec_of(torch.ones(RANK)), rope_of(256, ROPE // 2)
@@ -119,8 +119,9 @@ def test_both_forms_are_one_function(topk: int | None) -> None:
             for row in range(new):
                 chosen[row, selection.entries[first + row, : int(selection.counts[first + row])].long()] = True
         positions = range(context, context + new)
-        found = REFERENCE.attend_expanded(queries[first:end], expanded, rows[:, RANK:], spec, positions, chosen, rope)
-        assert_close("attend", found, expected[first:end])
+        for choice in (ops, REFERENCE):
+            found = choice.attend_expanded(queries[first:end], expanded, rows[:, RANK:], spec, positions, chosen, rope)
+            assert_close("attend", found, expected[first:end])
 
 
 @pytest.mark.parametrize("is_sigmoid", [True, False])
