@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from random import Random
 
-from fabric.errors import DeadlineExceeded, InvalidArgument, ServiceError, StaleTicket, Unavailable
+from fabric.errors import DeadlineExceeded, Internal, InvalidArgument, ServiceError, StaleTicket, Unavailable
 from protos.deepinfer.v1 import decode_pb2, prefill_pb2, recipe_pb2
 from services.gateway import prompts
 from services.gateway.handoff import Cleaner, Handoff
@@ -29,13 +29,17 @@ _UNENFORCED = frozenset({"json", "regex"})
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """A handed-over prompt with its first tokens. Without a tap the first token was also the last."""
+    """A handed-over prompt with its first tokens, and their events where they were told already.
+
+    Without a tap the first token was also the last.
+    """
 
     handoff: Handoff
     done: prefill_pb2.PrefillDone
     ledger: Ledger
     first: Batch
     tap: Tap | None
+    told: list[recipe_pb2.ParseEvent] | None = None
 
 
 class Conductor:
@@ -59,7 +63,10 @@ class Conductor:
             narrator = Narrator(recipe, _parse_start(job, prompt))
             stack.callback(narrator.close)
             opening = await self._open(job, prompt, narrator, stack)
-            first = await self._update(opening, narrator, opening.first)
+            if opening.told is not None:
+                first = Update(opening.first, opening.told)
+            else:
+                first = await self._update(opening, narrator, opening.first)
             yield self._updates(replace(first, prompt_logprobs=opening.done.prompt_logprobs), opening, narrator)
 
     async def _prepare(self, job: Job, recipe: Recipe) -> Prompt:
@@ -89,6 +96,7 @@ class Conductor:
             try:
                 opening = await self._attempt(prompt, chosen, handoff, narrator)
             except ServiceError as error:
+                narrator.close()
                 await held.aclose()
                 if attempt == RETRIES or not _repeatable(error, handoff):
                     raise
@@ -120,14 +128,17 @@ class Conductor:
         ledger = Ledger(len(prompt.token_ids))
         ledger.prefilled(done.usage)
         first = done.receipt.first_token
+        logprobs = [first.logprob] if prompt.sampling.logprobs is not None else []
         drawn = done.receipt.HasField("first_token")  # otherwise decode replays the last window and draws it
         reason = prompts.finish_of_first(prompt, first.token_id) if drawn else None
         if reason is None:
             tap = handoff.generate(done.receipt, ledger)
-            return _Opening(handoff, done, ledger, await tap.take(), tap)
+            if not drawn:
+                return _Opening(handoff, done, ledger, await tap.take(), tap)
+            batch, told = await _verified_and_told(handoff, tap, narrator, Batch(0, [first.token_id], logprobs))
+            return _Opening(handoff, done, ledger, batch, tap, told)
         ledger.take(0, 1)
         finish = decode_pb2.DecodeFinish(reason=reason, completion_tokens=1)
-        logprobs = [first.logprob] if prompt.sampling.logprobs is not None else []
         return _Opening(handoff, done, ledger, Batch(0, [first.token_id], logprobs, finish), None)
 
     async def _updates(self, first: Update, opening: _Opening, narrator: Narrator) -> AsyncIterator[Update]:
@@ -152,6 +163,22 @@ class Conductor:
             opening.handoff.finished()
         usage.reasoning_tokens = told.done.reasoning_tokens
         return Update(batch, told.events, finish=Finish(told.done.reason, finish.stop, usage))
+
+
+async def _verified_and_told(
+    handoff: Handoff, tap: Tap, narrator: Narrator, first: Batch
+) -> tuple[Batch, list[recipe_pb2.ParseEvent]]:
+    """The first token as decode confirms it once its KV is verified, and its events, made by the recipe meanwhile."""
+    telling = asyncio.create_task(narrator.tell(first), name="first token")
+    try:
+        confirmed = await tap.take(most=1)
+        if list(confirmed.token_ids) != list(first.token_ids):
+            raise Internal(f"decode begins with {list(confirmed.token_ids)}, prefill drew {list(first.token_ids)}")
+        handoff.suspect = "recipe"
+        return confirmed, await telling
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
 
 
 def _repeatable(error: ServiceError, handoff: Handoff) -> bool:

@@ -53,8 +53,10 @@ class Narrator:
         return Told(events, last.done)
 
     def close(self) -> None:
+        """Forgets what was told; `open` begins anew."""
         if self._stream is not None:
             self._stream.cancel()
+            self._stream = None
 
     def _opened(self) -> ParseStream:
         if self._stream is None:

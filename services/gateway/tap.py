@@ -39,8 +39,8 @@ class Tap:
         self._ready, self._room, self._last = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._task = asyncio.create_task(self._read(), name="tap")
 
-    async def take(self) -> Batch:
-        """All tokens that arrived since the last call, at least one or the finish.
+    async def take(self, most: int | None = None) -> Batch:
+        """All tokens that arrived since the last call, or the first `most` of them; at least one or the finish.
 
         Raises:
             ServiceError: what ended the stream early, once every token before it was taken.
@@ -48,12 +48,14 @@ class Tap:
         await self._ready.wait()
         if not self._tokens and self._finish is None:
             raise self._error or Unavailable("decode ended without a finish", fix="retry")
-        tokens, logprobs = self._tokens, self._logprobs
-        self._tokens, self._logprobs = [], []
+        first = self._ledger.completion_tokens - len(self._tokens)
+        tokens, logprobs = self._tokens[:most], self._logprobs[:most]
+        self._tokens, self._logprobs = self._tokens[len(tokens) :], self._logprobs[len(logprobs) :]
         self._room.set()
+        if self._tokens:
+            return Batch(first, tokens, logprobs)
         if not self._ended:
             self._ready.clear()
-        first = self._ledger.completion_tokens - len(tokens)
         finish, self._finish = self._finish, None
         return Batch(first, tokens, logprobs, finish)
 

@@ -80,6 +80,7 @@ class Stage:
         self.constraint = ""
         self.endless = False  # decode never ends
         self.slow = self.deaf = False  # prefill computes for ever; does not hear cancel
+        self.replays = False  # decode draws the first token
 
     def fault(self, name: str) -> ServiceError | None:
         self.log.append(name)
@@ -142,9 +143,9 @@ class Stage:
         return self.prefills[-1]
 
     def _done(self, ticket: common_pb2.Ticket) -> prefill_pb2.PrefillResponse:
-        receipt = common_pb2.Receipt(
-            ticket_id=ticket.id, epoch=ticket.epoch, first_token=common_pb2.FirstToken(token_id=self.tokens[0])
-        )
+        first, replay = common_pb2.FirstToken(token_id=self.tokens[0]), common_pb2.ReplayFrom(position=3)
+        ending = {"replay_from": replay} if self.replays else {"first_token": first}
+        receipt = common_pb2.Receipt(ticket_id=ticket.id, epoch=ticket.epoch, **ending)
         usage = common_pb2.Usage(prompt_tokens=8, cached_tokens=4)
         return prefill_pb2.PrefillResponse(done=prefill_pb2.PrefillDone(receipt=receipt, usage=usage))
 
@@ -217,6 +218,46 @@ async def test_prefill_starts_before_decode_has_answered_and_parse_before_prefil
     await run(stage)
     order = [stage.log.index(step) for step in ("render", "prefill.start", "prefill.attach", "parse.start", "generate")]
     assert order == sorted(order)
+
+
+async def test_the_recipe_works_on_the_first_token_while_decode_verifies_and_nothing_is_said_before(
+    stage: Stage,
+) -> None:
+    original, verifying = stage.generate, FakeStream(lambda _: [])
+    verified: list[FakeStream] = []
+
+    def held(request: Any) -> FakeStream:
+        verified.append(original(request))
+        return verifying
+
+    stage.generate = held  # type: ignore[method-assign]
+    running = asyncio.ensure_future(run(stage))
+    await until(lambda: "parse.tokens" in stage.log, 1.0)
+    assert not running.done()
+    while not verified[0].ready.empty():
+        verifying.ready.put_nowait(verified[0].ready.get_nowait())
+    updates, failure = await running
+    assert failure is None and tokens(updates) == stage.tokens
+
+
+async def test_a_first_token_that_decode_did_not_verify_is_told_anew_by_the_next_attempt(stage: Stage) -> None:
+    stage.faults["token.0"] = [DataLoss("digest")]
+    updates, failure = await run(stage)
+    assert failure is None and tokens(updates) == stage.tokens
+    assert stage.parses[0].cancelled and len(stage.parses) == 2
+    assert "".join(event.content for event in updates[0].events) == "10"
+
+
+async def test_a_decode_that_begins_with_another_token_is_not_believed(stage: Stage) -> None:
+    original = stage.generate
+
+    def other(request: Any) -> FakeStream:
+        stage.tokens = [11, EOS]
+        return original(request)
+
+    stage.generate = other  # type: ignore[method-assign]
+    updates, failure = await run(stage)
+    assert updates == [] and isinstance(failure, Internal)
 
 
 async def test_tokens_that_came_together_leave_together(stage: Stage) -> None:
@@ -374,6 +415,14 @@ async def test_a_first_token_that_ends_the_answer_needs_no_decode(stage: Stage) 
     updates, failure = await run(stage)
     assert failure is None and tokens(updates) == [EOS]
     assert "generate" not in stage.log and stage.released == [("t-r", decode_pb2.WRITER_STATE_FINISHED)]
+
+
+@pytest.mark.parametrize("answer", [[10, 11, EOS], [EOS], [0]])
+async def test_where_decode_replays_every_token_comes_from_it(stage: Stage, answer: list[int]) -> None:
+    stage.tokens, stage.replays = answer, True
+    updates, failure = await run(stage)
+    assert failure is None and tokens(updates) == answer
+    assert "generate" in stage.log and stage.released == []
 
 
 async def test_a_recipe_that_fails_is_not_the_workers_fault(stage: Stage) -> None:

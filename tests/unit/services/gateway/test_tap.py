@@ -65,6 +65,15 @@ async def test_what_came_together_is_one_batch(source: Source, tap: Tap) -> None
     assert (batch.first_index, list(batch.token_ids)) == (3, [8]) and batch.finish
 
 
+async def test_a_part_of_what_came_leaves_the_rest_and_its_end_for_later(source: Source, tap: Tap) -> None:
+    source.put(0, 5, 6)
+    source.put(2, 7, finish=3)
+    await until(lambda: source.read == 2, 1.0)
+    first, rest = await tap.take(most=1), await tap.take()
+    assert (first.first_index, list(first.token_ids), first.finish) == (0, [5], None)
+    assert (rest.first_index, list(rest.token_ids)) == (1, [6, 7]) and rest.finish
+
+
 async def test_gathering_ends_with_the_last_token(source: Source, tap: Tap) -> None:
     source.put(0, 5)
     source.put(1, 6)
