@@ -76,6 +76,7 @@ class Stage:
         self.excluded: list[frozenset[str]] = []
         self.prefills: list[FakeStream] = []
         self.parses: list[FakeStream] = []
+        self.generates: list[FakeStream] = []
         self.reserve_gate: asyncio.Event | None = None
         self.constraint = ""
         self.endless = False  # decode never ends
@@ -157,19 +158,29 @@ class Stage:
         ticket = common_pb2.Ticket(id=f"t-{request.request_id}", epoch=1)
         return decode_pb2.ReserveResponse(ticket=ticket)
 
-    def generate(self, request: decode_pb2.DecodeServiceGenerateRequest) -> FakeStream:
+    def generate(self, request_id: str) -> FakeStream:
+        def reply(message: decode_pb2.DecodeServiceGenerateRequest) -> list[Any]:
+            if message.HasField("receipt"):
+                return self.generated()
+            error = self.fault("opening")
+            return [error] if error else []
+
+        self.generates.append(FakeStream(reply))
+        return self.generates[-1]
+
+    def generated(self) -> list[Any]:
         replies: list[Any] = []
         if error := self.fault("generate"):
-            return FakeStream(lambda _: [], [error])
+            return [error]
         for index, token in enumerate(self.tokens):
             if error := self.fault(f"token.{index}"):
-                return FakeStream(lambda _: [], [*replies, error])
+                return [*replies, error]
             replies.append(decode_pb2.DecodeServiceGenerateResponse(first_index=index, token_ids=[token]))
         finish = decode_pb2.DecodeFinish(reason=common_pb2.FINISH_REASON_STOP, completion_tokens=len(self.tokens))
         if self.endless:
-            return FakeStream(lambda _: [], replies)
+            return replies
         end = decode_pb2.DecodeServiceGenerateResponse(first_index=len(self.tokens), finish=finish)
-        return FakeStream(lambda _: [], [*replies, end, None])
+        return [*replies, end, None]
 
     async def release(self, request: decode_pb2.ReleaseRequest, request_id: str, timeout_s: float) -> None:
         self.released.append((request.ticket_id, request.writer))
@@ -216,26 +227,22 @@ async def test_an_answer_has_every_token_once_and_one_account(stage: Stage) -> N
 
 async def test_prefill_starts_before_decode_has_answered_and_parse_before_prefill_is_done(stage: Stage) -> None:
     await run(stage)
-    order = [stage.log.index(step) for step in ("render", "prefill.start", "prefill.attach", "parse.start", "generate")]
+    steps = ("render", "prefill.start", "prefill.attach", "opening", "generate")
+    order = [stage.log.index(step) for step in steps]
+    assert stage.log.index("prefill.attach") < stage.log.index("parse.start") < stage.log.index("generate")
     assert order == sorted(order)
 
 
 async def test_the_recipe_works_on_the_first_token_while_decode_verifies_and_nothing_is_said_before(
     stage: Stage,
 ) -> None:
-    original, verifying = stage.generate, FakeStream(lambda _: [])
-    verified: list[FakeStream] = []
-
-    def held(request: Any) -> FakeStream:
-        verified.append(original(request))
-        return verifying
-
-    stage.generate = held  # type: ignore[method-assign]
+    verified = stage.generated()
+    stage.generated = list  # type: ignore[method-assign]  # decode verifies for ever
     running = asyncio.ensure_future(run(stage))
     await until(lambda: "parse.tokens" in stage.log, 1.0)
     assert not running.done()
-    while not verified[0].ready.empty():
-        verifying.ready.put_nowait(verified[0].ready.get_nowait())
+    for reply in verified:
+        stage.generates[0].ready.put_nowait(reply)
     updates, failure = await running
     assert failure is None and tokens(updates) == stage.tokens
 
@@ -249,13 +256,9 @@ async def test_a_first_token_that_decode_did_not_verify_is_told_anew_by_the_next
 
 
 async def test_a_decode_that_begins_with_another_token_is_not_believed(stage: Stage) -> None:
-    original = stage.generate
-
-    def other(request: Any) -> FakeStream:
-        stage.tokens = [11, EOS]
-        return original(request)
-
-    stage.generate = other  # type: ignore[method-assign]
+    other = Stage()
+    other.tokens = [11, EOS]
+    stage.generated = other.generated  # type: ignore[method-assign]
     updates, failure = await run(stage)
     assert updates == [] and isinstance(failure, Internal)
 
@@ -265,7 +268,7 @@ async def test_tokens_that_came_together_leave_together(stage: Stage) -> None:
     assert len(updates) < len(stage.tokens)
 
 
-@pytest.mark.parametrize("step", ["reserve", "prefill.start", "prefill.attach", "generate", "token.0"])
+@pytest.mark.parametrize("step", ["reserve", "prefill.start", "prefill.attach", "opening", "generate", "token.0"])
 @pytest.mark.parametrize("error", [Unavailable("away"), DataLoss("digest"), StaleTicket("old")])
 async def test_a_failure_before_the_first_token_is_retried_on_another_worker(
     stage: Stage, step: str, error: ServiceError
@@ -311,17 +314,8 @@ async def test_a_failure_after_the_first_token_is_told_and_keeps_what_was_sent(s
 
 async def test_a_token_that_comes_twice_ends_the_answer(stage: Stage) -> None:
     stage.tokens = [10, 11]
-    original = stage.generate
-
-    def doubled(request: Any) -> FakeStream:
-        stream = original(request)
-        first = stream.ready.get_nowait()
-        stream.ready = asyncio.Queue()
-        stream.ready.put_nowait(first)
-        stream.ready.put_nowait(first)
-        return stream
-
-    stage.generate = doubled  # type: ignore[method-assign]
+    first = stage.generated()[0]
+    stage.generated = lambda: [first, first]  # type: ignore[method-assign]
     updates, failure = await run(stage)
     assert tokens(updates) == [10] and isinstance(failure, Unavailable)
 
