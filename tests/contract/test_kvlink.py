@@ -250,8 +250,8 @@ async def test_a_write_outside_its_landing_or_region_is_refused_before_any_byte(
     landing = await peer.grant("t", 1000)
     zero, many = np.zeros(1, np.int64), np.array([1001], np.int64)
     with pytest.raises(InvalidArgument):
-        write_to(landing, pusher._source, zero, zero, many)
-    outside = write_to(landing, pusher._source, np.array([1 << 40]), zero, np.array([1000]))
+        write_to(landing, pusher.source, zero, zero, many)
+    outside = write_to(landing, pusher.source, np.array([1 << 40]), zero, np.array([1000]))
     with pytest.raises(InvalidArgument):
         await link.push(landing.address, [outside], notify=b"x", timeout_s=5.0)
 

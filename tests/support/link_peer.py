@@ -16,10 +16,13 @@ import numpy as np
 
 from fabric.errors import ServiceError
 from fabric.kvlink import Link, open_link
+from fabric.kvlink.incoming import Intake
 from fabric.kvlink.inproc import InprocLink
 from fabric.kvlink.landing import LandingPool
-from fabric.kvlink.link import Bytes
+from fabric.kvlink.link import Bytes, Region
+from fabric.kvlink.outgoing import Piece, Sender, SendLimits
 from fabric.kvlink.plan import lay_out, write_to
+from fabric.kvlink.slabs import Writer
 from fabric.kvlink.verify import digest
 from fabric.records import Extent, Landing, LinkAddress
 from tests.support import procs
@@ -46,13 +49,36 @@ class Pusher:
 
     def __init__(self, link: Link, seed: int) -> None:
         self.link = link
-        self._source = link.register(source_bytes(seed))
+        self.source = link.register(source_bytes(seed))
 
     async def push(self, landing: Landing, sizes: list[int], notify: str, timeout_s: float) -> None:
         array = np.array(sizes, np.int64)
         offsets = lay_out(array)
-        write = write_to(landing, self._source, offsets, offsets, array)
+        write = write_to(landing, self.source, offsets, offsets, array)
         await self.link.push(landing.address, [write], notify=notify.encode(), timeout_s=timeout_s)
+
+
+def pieces(source: Region, sizes: list[int], wrong: int = -1) -> list[Piece]:
+    """Consecutive extents of a source for a pipelined transfer; number `wrong` is sealed with another digest."""
+    offsets = lay_out(np.array(sizes, np.int64)).tolist()
+    return [
+        Piece("latent", block, 1, source, start, size, digest(source.memory[start : start + size]) ^ (block == wrong))
+        for block, (start, size) in enumerate(zip(offsets, sizes, strict=True))
+    ]
+
+
+class Placed:
+    """Live memory by extent, made when an extent asks for it."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[tuple[str, int], Bytes] = {}
+
+    def __call__(self, extent: Extent) -> Bytes:
+        return self.blocks.setdefault((extent.group, extent.block), np.zeros(extent.size, np.uint8))
+
+    def digest(self) -> int:
+        """Of everything, in order of blocks."""
+        return digest(np.concatenate([self.blocks[key] for key in sorted(self.blocks)]))
 
 
 class Peer(Protocol):
@@ -61,6 +87,11 @@ class Peer(Protocol):
     async def push(self, landing: Landing, sizes: list[int], notify: str, timeout_s: float = 10.0) -> str: ...
     async def start_push(self, landing: Landing, sizes: list[int], notify: str, timeout_s: float = 10.0) -> None: ...
     async def pushed(self) -> str: ...
+    async def start_pipe(
+        self, landing: Landing, sizes: list[int], chunk_bytes: int, wrong: int = -1, timeout_s: float = 10.0
+    ) -> None: ...
+    async def open(self, owner: str, window_bytes: int) -> Landing: ...
+    async def opened(self, owner: str) -> int | str: ...
     async def grant(self, owner: str, nbytes: int) -> Landing: ...
     async def landed(self, owner: str, nbytes: int) -> int: ...
     async def freeze(self) -> None: ...
@@ -75,7 +106,10 @@ class Commands:
     def __init__(self, link: Link, seed: int) -> None:
         self._pusher = Pusher(link, seed)
         self._pool = LandingPool(link, SOURCE_BYTES)
-        self._memory: dict[str, tuple[int, int]] = {}
+        self._placed: dict[str, Placed] = {}
+        self._intake = Intake(link, self._pool)
+        self._senders: dict[tuple[int, float], Sender] = {}
+        self._following = asyncio.get_running_loop().create_task(self._follow())
 
     async def push(self, landing: Landing, sizes: list[int], notify: str, timeout_s: float) -> str:
         """ "ok", or the code of the error that the push raised."""
@@ -84,6 +118,42 @@ class Commands:
         except ServiceError as error:
             return error.code
         return "ok"
+
+    async def pipe(self, landing: Landing, sizes: list[int], chunk_bytes: int, wrong: int, timeout_s: float) -> str:
+        """A pipelined transfer of consecutive extents; "ok", or the code of its error."""
+        link = self._pusher.link
+        limits = SendLimits(chunk_bytes, max(chunk_bytes, 1 << 20), timeout_s)
+        sender = self._senders.setdefault((chunk_bytes, timeout_s), Sender(link, limits))
+        try:
+            async with sender.transfer(landing) as outgoing:
+                await outgoing.send(pieces(self._pusher.source, sizes, wrong), last=True)
+        except ServiceError as error:
+            return error.code
+        return "ok"
+
+    def open(self, owner: str, window_bytes: int) -> Landing:
+        self._placed[owner] = Placed()
+        return self._intake.open(owner, window_bytes, self._placed[owner])
+
+    async def opened(self, owner: str) -> int | str:
+        """Digest of what a pipelined transfer placed, or the code of its error; closes it."""
+        try:
+            await self._intake.ready(owner, 10.0)
+        except ServiceError as error:
+            return error.code
+        finally:
+            await self._intake.close(owner, Writer.UNKNOWN)
+        return self._placed[owner].digest()
+
+    async def _follow(self) -> None:
+        async for notice in self._pusher.link.notices():
+            taken = self._intake.noticed(notice)
+            for sender in self._senders.values():
+                taken = sender.noticed(notice) or taken
+
+    async def close(self) -> None:
+        self._following.cancel()
+        await self._intake.aclose()
 
     def grant(self, owner: str, nbytes: int) -> Landing:
         return self._pool.grant(owner, nbytes)
@@ -114,6 +184,17 @@ class InprocPeer:
         assert self._running is not None
         return await self._running
 
+    async def start_pipe(
+        self, landing: Landing, sizes: list[int], chunk_bytes: int, wrong: int = -1, timeout_s: float = 10.0
+    ) -> None:
+        self._running = asyncio.create_task(self._commands.pipe(landing, sizes, chunk_bytes, wrong, timeout_s))
+
+    async def open(self, owner: str, window_bytes: int) -> Landing:
+        return self._commands.open(owner, window_bytes)
+
+    async def opened(self, owner: str) -> int | str:
+        return await self._commands.opened(owner)
+
     async def grant(self, owner: str, nbytes: int) -> Landing:
         return self._commands.grant(owner, nbytes)
 
@@ -127,9 +208,10 @@ class InprocPeer:
         self._link.thaw()
 
     async def kill(self) -> None:
-        await self._link.close()
+        await self.close()
 
     async def close(self) -> None:
+        await self._commands.close()
         await self._link.close()
 
 
@@ -152,6 +234,21 @@ class ProcessPeer:
 
     async def pushed(self) -> str:
         return str((await self._answer())["result"])
+
+    async def start_pipe(
+        self, landing: Landing, sizes: list[int], chunk_bytes: int, wrong: int = -1, timeout_s: float = 10.0
+    ) -> None:
+        options = {"chunk_bytes": chunk_bytes, "wrong": wrong, "timeout_s": timeout_s}
+        self._tell("pipe", landing=_pack(landing), sizes=sizes, **options)
+
+    async def open(self, owner: str, window_bytes: int) -> Landing:
+        self._tell("open", owner=owner, window_bytes=window_bytes)
+        return _unpack((await self._answer())["landing"])
+
+    async def opened(self, owner: str) -> int | str:
+        self._tell("opened", owner=owner)
+        result: int | str = (await self._answer())["result"]
+        return result
 
     async def grant(self, owner: str, nbytes: int) -> Landing:
         self._tell("grant", owner=owner, nbytes=nbytes)
@@ -219,6 +316,13 @@ async def _serve(url: str, name: str, epoch: int, seed: int) -> None:
                 landing = _unpack(request["landing"])
                 result = await commands.push(landing, request["sizes"], request["notify"], request["timeout_s"])
                 _say({"result": result})
+            case "pipe":
+                options = [request[name] for name in ("sizes", "chunk_bytes", "wrong", "timeout_s")]
+                _say({"result": await commands.pipe(_unpack(request["landing"]), *options)})
+            case "open":
+                _say({"landing": _pack(commands.open(request["owner"], request["window_bytes"]))})
+            case "opened":
+                _say({"result": await commands.opened(request["owner"])})
             case "grant":
                 _say({"landing": _pack(commands.grant(request["owner"], request["nbytes"]))})
             case "landed":
@@ -227,6 +331,7 @@ async def _serve(url: str, name: str, epoch: int, seed: int) -> None:
                 _say({"cpu_s": time.process_time()})
             case "end":
                 break
+    await commands.close()
     await link.close()
 
 

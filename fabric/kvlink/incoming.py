@@ -1,0 +1,253 @@
+"""The receiving half of pipelined transfers: each chunk is verified into live memory and its credit returned.
+
+Knows landings and digests; where an extent belongs is told by the caller's `place`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+
+from fabric.errors import Cancelled, DeadlineExceeded, Internal, InvalidArgument, ServiceError
+from fabric.kvlink import messages
+from fabric.kvlink.credit import ReceiveRing
+from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.link import Bytes, Link, Notice
+from fabric.kvlink.messages import Chunk, Credit, GaveUp, Refusal
+from fabric.kvlink.slabs import SlabState, Writer
+from fabric.kvlink.verify import Placement
+from fabric.records import Extent, Landing, LinkAddress
+from fabric.telemetry import logs
+
+_log = logs.get("kvlink")
+# Where an extent's bytes go: uint8 [extent.size]. Raises InvalidArgument for an extent that nobody asked for.
+Place = Callable[[Extent], Bytes]
+
+
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    landing: Landing
+    place: Place
+    ring: ReceiveRing
+    chunks: dict[int, Chunk] = field(default_factory=dict)  # early ones
+    queue: deque[Chunk] = field(default_factory=deque)
+    verified: dict[tuple[str, int], Extent] = field(default_factory=dict)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    error: ServiceError | None = None
+    writer: tuple[str, int] | None = None
+    reply: LinkAddress | None = None
+    committing: asyncio.Task[None] | None = None
+    crediting: asyncio.Task[None] | None = None
+
+
+class Intake:
+    """All pipelined transfers into one landing pool. Feed it the link's notices; it runs in the link's event loop.
+
+    Args:
+        commits: chunks that are copied at a time, over all transfers; they take turns in order of arrival.
+        credit_timeout_s: seconds after which a credit that cannot be delivered is dropped.
+    """
+
+    def __init__(self, link: Link, pool: LandingPool, commits: int = 2, credit_timeout_s: float = 5.0) -> None:
+        self._link, self._pool, self._credit_timeout_s = link, pool, credit_timeout_s
+        self._commits = asyncio.Semaphore(commits)
+        self._open: dict[str, _Transfer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._in_doubt: dict[str, tuple[str, int] | None] = {}
+
+    def open(self, owner: str, window_bytes: int, place: Place) -> Landing:
+        """Grants a ring of `window_bytes` bytes, at least the largest extent and better 4 chunks, to one writer.
+
+        Chunks are verified into `place(extent)` as they arrive. `owner` becomes the landing's id and must be new.
+
+        Raises:
+            InvalidArgument: more than the pool has, or `owner` holds a landing already.
+            Exhausted: no room now.
+        """
+        landing = self._pool.grant(owner, window_bytes)
+        self._open[owner] = _Transfer(landing, place, ReceiveRing(window_bytes))
+        return landing
+
+    def noticed(self, notice: Notice) -> bool:
+        """Takes what a sender says; False for a notice that is not of this protocol."""
+        if not messages.is_for_receiver(notice.payload):
+            return False
+        try:
+            message = messages.unpack(notice.payload)
+            if isinstance(message, Chunk | GaveUp):
+                self._told((notice.peer, notice.epoch), message)
+        except InvalidArgument as error:
+            _log.warning("notice dropped", peer=notice.peer, reason=error.message)
+        return True
+
+    async def ready(self, owner: str, timeout_s: float) -> tuple[Extent, ...]:
+        """Waits until the last chunk is verified; returns every extent as the writer sealed it, the newest of each
+        (group, block). Offsets are those of the ring and mean nothing any more.
+
+        Raises:
+            InvalidArgument: no such transfer, or its writer broke the protocol.
+            DataLoss: bytes are not what their digest says. What was placed must not be used.
+            Cancelled: the writer gave up.
+            DeadlineExceeded: not complete in time; it goes on.
+        """
+        transfer = self._find(owner)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await transfer.over.wait()
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{owner} is not complete after {timeout_s:.3g} s") from error
+        if transfer.error is not None:
+            raise transfer.error
+        return tuple(transfer.verified.values())
+
+    async def close(self, owner: str, writer: Writer) -> bool:
+        """Ends a transfer, complete or not. When this returns nothing is copied to its places any more.
+
+        `writer` is what is known of a writer that has not said that it is done. A later call with better news frees
+        what was in doubt. Returns False where there was nothing to end: safe to repeat.
+        """
+        transfer = self._open.pop(owner, None)
+        if transfer is None:
+            return self._pool.release(owner, writer)
+        self._fail(transfer, Cancelled(f"{owner} was closed"))
+        self._pool.release(owner, writer)
+        if self._pool.state(owner) is not SlabState.FREE:
+            self._in_doubt[owner] = transfer.writer
+        if transfer.committing is not None:
+            await asyncio.wait([transfer.committing])
+        return True
+
+    async def aclose(self) -> None:
+        """Ends everything; for the end of the process, before the link closes."""
+        for owner in list(self._open):
+            await self.close(owner, Writer.UNKNOWN)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _find(self, owner: str) -> _Transfer:
+        transfer = self._open.get(owner)
+        if transfer is None:
+            raise InvalidArgument(f"{owner} is no open transfer", field="landing")
+        return transfer
+
+    def _told(self, writer: tuple[str, int], message: Chunk | GaveUp) -> None:
+        reply = message.reply if isinstance(message, Chunk) else None
+        if reply is not None and (reply.peer, reply.epoch) != writer:
+            raise InvalidArgument(f"{writer[0]} wants credit for {reply.peer}", field="reply")
+        transfer = self._open.get(message.transfer)
+        if transfer is None:
+            self._told_late(writer, message)
+            return
+        if transfer.writer is None:
+            transfer.writer = writer
+        if transfer.writer != writer:
+            raise InvalidArgument(f"{message.transfer} is written by {transfer.writer[0]}", field="transfer")
+        if isinstance(message, GaveUp) or (message.last and transfer.over.is_set()):
+            self._pool.release(message.transfer, Writer.FINISHED)
+            transfer.reply = None  # it knows
+            self._fail(transfer, Cancelled("the writer gave up"))
+            return
+        transfer.reply = reply or transfer.reply
+        if not transfer.over.is_set():
+            self._take(transfer, message)
+        elif reply is not None:
+            self._return(transfer)
+
+    def _told_late(self, writer: tuple[str, int], message: Chunk | GaveUp) -> None:
+        """A writer that was given up says that it is done: its landing is clean."""
+        known = self._in_doubt.get(message.transfer, ("", -1))
+        if known in (None, writer) and (isinstance(message, GaveUp) or message.last):
+            self._pool.release(message.transfer, Writer.FINISHED)
+        elif isinstance(message, Chunk) and message.reply is not None:
+            news = Refusal(message.transfer, Cancelled.code, f"{message.transfer} is not open")
+            self._spawn(self._send(message.reply, news))
+        for owner in [each for each in self._in_doubt if self._pool.state(each) is SlabState.FREE]:
+            del self._in_doubt[owner]
+
+    def _take(self, transfer: _Transfer, chunk: Chunk) -> None:
+        if transfer.ring.seen(chunk.number):
+            return
+        try:
+            _check(chunk)
+            in_order = transfer.ring.arrived(chunk.number, chunk.run)
+        except InvalidArgument as error:
+            self._fail(transfer, error)
+            return
+        transfer.chunks[chunk.number] = chunk
+        transfer.queue.extend(transfer.chunks.pop(number) for number, _ in in_order)
+        if transfer.queue and transfer.committing is None:
+            transfer.committing = self._spawn(self._commit(transfer))
+
+    async def _commit(self, transfer: _Transfer) -> None:
+        try:
+            while transfer.queue:
+                async with self._commits:
+                    if transfer.queue:  # else it ended meanwhile
+                        await self._verify(transfer, transfer.queue.popleft())
+        except ServiceError as error:
+            self._fail(transfer, error)
+        except Exception as error:
+            _log.error("chunk not placed", error=type(error).__name__, frames=logs.frames(error))
+            self._fail(transfer, Internal("a chunk could not be placed"))
+        finally:
+            transfer.committing = None
+
+    async def _verify(self, transfer: _Transfer, chunk: Chunk) -> None:
+        placements = [Placement(extent, transfer.place(extent)) for extent in chunk.extents]
+        await self._pool.commit(chunk.transfer, placements)
+        transfer.verified.update(((extent.group, extent.block), extent) for extent in chunk.extents)
+        transfer.ring.took(chunk.run)
+        if chunk.last:
+            self._pool.release(chunk.transfer, Writer.FINISHED)
+            transfer.over.set()
+        else:
+            self._return(transfer)
+
+    def _fail(self, transfer: _Transfer, error: ServiceError) -> None:
+        """Nothing more is taken; `error` is the reason unless there is one, or everything is here."""
+        transfer.queue.clear()
+        if not transfer.over.is_set():
+            transfer.error = error
+            transfer.over.set()
+            self._return(transfer)
+
+    def _return(self, transfer: _Transfer) -> None:
+        """Credit, or the error, on its way to the writer; one message at a time, since each says all."""
+        if transfer.reply is not None and transfer.crediting is None:
+            transfer.crediting = self._spawn(self._tell(transfer, transfer.reply))
+
+    async def _tell(self, transfer: _Transfer, reply: LinkAddress) -> None:
+        told: Credit | Refusal | None = None
+        while (news := self._news(transfer)) != told:
+            told = news
+            await self._send(reply, news)
+        transfer.crediting = None
+
+    async def _send(self, reply: LinkAddress, news: Credit | Refusal) -> None:
+        try:
+            await self._link.push(reply, [], notify=news.pack(), timeout_s=self._credit_timeout_s)
+        except ServiceError as error:
+            _log.info("writer not told", peer=reply.peer, code=error.code)
+
+    def _news(self, transfer: _Transfer) -> Credit | Refusal:
+        owner, error = transfer.landing.id, transfer.error
+        if error is not None:
+            return Refusal(owner, error.code, error.message)
+        return Credit(owner, transfer.ring.taken_out)
+
+
+def _check(chunk: Chunk) -> None:
+    """Raises InvalidArgument where an extent is not in its chunk: it could be one that is still being written."""
+    run = chunk.run
+    for extent in chunk.extents:
+        if extent.offset < run.offset or extent.end - run.offset > run.end - run.start:
+            raise InvalidArgument(f"an extent is not in its chunk {chunk.number}", field="extents")

@@ -1,0 +1,161 @@
+"""What both ends of a pipelined transfer tell each other by notices. Knows bytes and bounds, sends nothing.
+
+A message starts with one byte that names its kind, 0x10 to 0x13, so that it can share a link's notices with others.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fabric.errors import InvalidArgument
+from fabric.kvlink.credit import Run
+from fabric.kvlink.verify import DIGEST_KIND
+from fabric.records import Extent, LinkAddress
+
+_CHUNK, _GAVE_UP, _CREDIT, _REFUSAL = 0x10, 0x11, 0x12, 0x13
+_RUN = struct.Struct("<QQQQB")
+_SIZE = struct.Struct("<I")
+_EXTENT = np.dtype(
+    [
+        ("group", "<u4"),
+        ("block", "<u4"),
+        ("valid_entries", "<u4"),
+        ("offset", "<u8"),
+        ("size", "<u8"),
+        ("digest", "<u8"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Extents that are complete in the landing, at offsets from its start. `reply`: where credit goes from now on."""
+
+    transfer: str
+    number: int
+    run: Run
+    last: bool
+    extents: tuple[Extent, ...]
+    reply: LinkAddress | None = None
+
+    def pack(self) -> bytes:
+        groups = list(dict.fromkeys(extent.group for extent in self.extents))
+        index = {group: at for at, group in enumerate(groups)}
+        rows = [(index[e.group], e.block, e.valid_entries, e.offset, e.size, e.digest) for e in self.extents]
+        run = _RUN.pack(self.number, self.run.offset, self.run.start, self.run.end, self.last)
+        texts = [self.transfer, DIGEST_KIND, *groups]
+        parts = [*map(str.encode, texts), run, np.array(rows, _EXTENT).tobytes()]
+        if self.reply is not None:
+            reply = self.reply
+            parts += [reply.url.encode(), reply.peer.encode(), str(reply.epoch).encode(), reply.metadata]
+        return _pack(_CHUNK, [str(len(groups)).encode(), *parts])
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """The writer writes no more for this transfer."""
+
+    transfer: str
+
+    def pack(self) -> bytes:
+        return _pack(_GAVE_UP, [self.transfer.encode()])
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """Everything before `position` was taken out of the landing."""
+
+    transfer: str
+    position: int
+
+    def pack(self) -> bytes:
+        return _pack(_CREDIT, [self.transfer.encode(), str(self.position).encode()])
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The receiver takes no more of this transfer; `code` is that of the error it met."""
+
+    transfer: str
+    code: str
+    message: str
+
+    def pack(self) -> bytes:
+        return _pack(_REFUSAL, [self.transfer.encode(), self.code.encode(), self.message.encode()])
+
+
+Message = Chunk | GaveUp | Credit | Refusal
+
+
+def is_for_receiver(payload: bytes) -> bool:
+    """Whether a notice is what a sender says; see `unpack`."""
+    return payload[:1] in (b"\x10", b"\x11")
+
+
+def is_for_sender(payload: bytes) -> bool:
+    """Whether a notice is what a receiver says."""
+    return payload[:1] in (b"\x12", b"\x13")
+
+
+def unpack(payload: bytes) -> Message:
+    """Raises InvalidArgument for bytes that are no message, or seals of another digest kind."""
+    try:
+        parts = _unpack(payload)
+        match payload[0]:
+            case 0x10:
+                return _chunk(parts)
+            case 0x11:
+                return GaveUp(*map(bytes.decode, parts))
+            case 0x12:
+                return Credit(parts[0].decode(), int(parts[1]))
+            case 0x13:
+                return Refusal(*map(bytes.decode, parts))
+    except (struct.error, ValueError, TypeError, IndexError) as error:
+        raise InvalidArgument("not a message of a pipelined transfer", field="notice") from error
+    raise InvalidArgument("not a message of a pipelined transfer", field="notice")
+
+
+class _Row(NamedTuple):
+    group: int
+    block: int
+    valid_entries: int
+    offset: int
+    size: int
+    digest: int
+
+
+def _chunk(parts: list[bytes]) -> Chunk:
+    count = int(parts[0])
+    transfer, kind, *groups = (part.decode() for part in parts[1 : 3 + count])
+    run, rows, *reply = parts[3 + count :]
+    if kind != DIGEST_KIND:
+        raise InvalidArgument(f"sealed with {kind!r}, not {DIGEST_KIND!r}", field="digest_kind")
+    number, offset, start, end, last = _RUN.unpack(run)
+    table = [_Row(*row) for row in np.frombuffer(rows, _EXTENT).tolist()]
+    extents = tuple(Extent(groups[row.group], *row[1:]) for row in table)
+    address = None
+    if reply:
+        url, peer, epoch, metadata = reply
+        address = LinkAddress(url.decode(), peer.decode(), int(epoch), metadata)
+    return Chunk(transfer, number, Run(offset, start, end), bool(last), extents, address)
+
+
+def _pack(kind: int, parts: list[bytes]) -> bytes:
+    sized = (_SIZE.pack(len(part)) + part for part in parts)
+    return bytes([kind]) + b"".join(sized)
+
+
+def _unpack(payload: bytes) -> list[bytes]:
+    parts, at = [], 1
+    while at < len(payload):
+        (size,) = _SIZE.unpack_from(payload, at)
+        at += _SIZE.size
+        if at + size > len(payload):
+            raise ValueError("cut short")
+        parts.append(payload[at : at + size])
+        at += size
+    return parts

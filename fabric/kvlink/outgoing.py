@@ -1,0 +1,236 @@
+"""The sending half of pipelined transfers: chunks as far as credit goes, in fair turns. Knows links, no models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from fabric.errors import DeadlineExceeded, InvalidArgument, ServiceError, from_detail
+from fabric.kvlink import messages
+from fabric.kvlink.credit import FairQueue, Flow, Run, SendRing, Turn, cut
+from fabric.kvlink.link import Link, Notice, Offsets, Region, Write
+from fabric.kvlink.messages import Chunk, Credit, GaveUp, Refusal
+from fabric.kvlink.plan import lay_out, write_to
+from fabric.records import Extent, Landing, LinkAddress
+from fabric.telemetry import logs
+from fabric.wire import ErrorDetail
+
+_log = logs.get("kvlink")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """One extent as it lies in this process: `size` bytes from `start` of `source`, sealed with their digest.
+
+    The bytes must stay as they are until the `send` that takes them has returned.
+    """
+
+    group: str
+    block: int
+    valid_entries: int
+    source: Region
+    start: int
+    size: int
+    digest: int
+
+    def at(self, offset: int) -> Extent:
+        """The extent at a place of the landing."""
+        return Extent(self.group, self.block, self.valid_entries, offset, self.size, self.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class SendLimits:
+    """chunk_bytes: of one push. in_flight_bytes: of all pushes of the link at a time. timeout_s: of every single wait,
+    for credit, for a turn and for a push."""
+
+    chunk_bytes: int = 4 << 20
+    in_flight_bytes: int = 16 << 20
+    timeout_s: float = 30.0
+
+
+class Sender:
+    """All transfers that leave by one link. Feed it the link's notices; it runs in the link's event loop."""
+
+    def __init__(self, link: Link, limits: SendLimits) -> None:
+        self.link, self.limits = link, limits
+        self._queue = FairQueue(limits.in_flight_bytes)
+        self._begun: dict[Turn, asyncio.Future[None]] = {}
+        self._open: dict[str, Outgoing] = {}
+
+    @asynccontextmanager
+    async def transfer(self, landing: Landing) -> AsyncIterator[Outgoing]:
+        """One transfer into `landing`. At the end of the block, unless the last chunk was sent, the receiver is told
+        that no more will be written, provided that this is true.
+
+        Raises:
+            InvalidArgument: a transfer into this landing is open.
+        """
+        if landing.id in self._open:
+            raise InvalidArgument(f"a transfer into {landing.id} is open", field="landing")
+        outgoing = self._open[landing.id] = Outgoing(self, landing)
+        try:
+            yield outgoing
+        finally:
+            del self._open[landing.id]
+            await outgoing.end()
+
+    def noticed(self, notice: Notice) -> bool:
+        """Takes a credit or a refusal; False for a notice that is neither. A malformed one is logged and dropped."""
+        if not messages.is_for_sender(notice.payload):
+            return False
+        try:
+            message = messages.unpack(notice.payload)
+            outgoing = self._open.get(message.transfer)
+            if outgoing is not None and isinstance(message, Credit | Refusal):
+                outgoing.told(notice, message)
+        except InvalidArgument as error:
+            _log.warning("notice dropped", peer=notice.peer, reason=error.message)
+        return True
+
+    @asynccontextmanager
+    async def turn(self, flow: Flow, size: int) -> AsyncIterator[None]:
+        """Waits until a chunk of `size` bytes may go; what it holds is given back at the end, whatever that is.
+
+        Raises:
+            DeadlineExceeded: others did not finish in time.
+        """
+        turn = self._queue.join(flow, size)
+        begun = self._begun[turn] = asyncio.get_running_loop().create_future()
+        try:
+            self._admit()
+            await _before(self.limits.timeout_s, begun, "no turn to send")
+            yield
+        finally:
+            del self._begun[turn]
+            self._queue.leave(turn)
+            self._admit()
+
+    def _admit(self) -> None:
+        for turn in self._queue.admit():
+            if not self._begun[turn].done():
+                self._begun[turn].set_result(None)
+
+
+class Outgoing:
+    """One transfer: `send` in the order of the bytes, by one task at a time."""
+
+    def __init__(self, sender: Sender, landing: Landing) -> None:
+        self._sender, self._landing = sender, landing
+        self._ring, self._flow = SendRing(landing.size), Flow()
+        self._credited = asyncio.Event()
+        self._refused: ServiceError | None = None
+        self._chunks = 0
+        self._asked = False
+        self._finished = False
+        self._in_doubt = False
+
+    async def send(self, pieces: Sequence[Piece], *, last: bool = False) -> None:
+        """Writes the pieces; returns when all of them are in the landing or beyond. With `last` nothing may follow.
+
+        Raises:
+            InvalidArgument: a piece is larger than the landing; nothing of it was written.
+            DeadlineExceeded: no credit, no turn or no end of a push in time.
+            Unavailable: the peer is gone.
+            ServiceError: what the receiver refused the transfer for, such as DataLoss.
+        """
+        chunks = cut([piece.size for piece in pieces], self._chunk_bytes())
+        for first, end in chunks or ([(0, 0)] if last else []):
+            await self._send_chunk(pieces[first:end], last and end == len(pieces))
+        self._finished = last
+
+    def told(self, notice: Notice, message: Credit | Refusal) -> None:
+        """What the receiver says; others than the receiver are not listened to."""
+        address = self._landing.address
+        if (notice.peer, notice.epoch) != (address.peer, address.epoch):
+            return
+        if isinstance(message, Credit):
+            self._ring.credit(message.position)
+        else:
+            self._refused = from_detail(ErrorDetail(message.code, message.message))
+        self._credited.set()
+
+    async def end(self) -> None:
+        """Tells the receiver that no more will be written, unless it knows or a write may still be under way."""
+        if self._finished or self._in_doubt:
+            return
+        self._finished = True
+        address, notify = self._landing.address, GaveUp(self._landing.id).pack()
+        try:
+            await self._sender.link.push(address, [], notify=notify, timeout_s=self._sender.limits.timeout_s)
+        except ServiceError as error:
+            _log.info("receiver not told that the transfer ended", code=error.code)
+
+    def _chunk_bytes(self) -> int:
+        """Half a landing at most: one half is taken out while the other is filled."""
+        limits = self._sender.limits
+        return min(limits.chunk_bytes, limits.in_flight_bytes, max(1, self._landing.size // 2))
+
+    async def _send_chunk(self, pieces: Sequence[Piece], last: bool) -> None:
+        sizes = np.array([piece.size for piece in pieces], np.int64)
+        total = int(sizes.sum())
+        run = await self._place(total)
+        offsets = run.offset + lay_out(sizes)
+        extents = tuple(piece.at(offset) for piece, offset in zip(pieces, offsets.tolist(), strict=True))
+        notify = Chunk(self._landing.id, self._chunks, run, last, extents, self._reply(run)).pack()
+        if not total:
+            await self._push([], notify)
+        else:
+            async with self._sender.turn(self._flow, total):
+                await self._push(_writes(self._landing, pieces, offsets, sizes), notify)
+        self._chunks += 1
+
+    def _reply(self, run: Run) -> LinkAddress | None:
+        """Where credit goes, told once, when half the landing is full: a short transfer needs none."""
+        if self._asked or run.end <= self._landing.size // 2:
+            return None
+        self._asked = True
+        return self._sender.link.address
+
+    async def _place(self, size: int) -> Run:
+        while self._refused is None:
+            run = self._ring.place(size)
+            if run is not None:
+                return run
+            self._credited.clear()
+            with self._sender.link.expecting():
+                peer, timeout_s = self._landing.address.peer, self._sender.limits.timeout_s
+                await _before(timeout_s, self._credited.wait(), f"no credit from {peer}")
+        raise self._refused
+
+    async def _push(self, writes: Sequence[Write], notify: bytes) -> None:
+        """Pushes to its end even when the caller is cancelled: the source must not change meanwhile."""
+        sender = self._sender
+        push = sender.link.push(self._landing.address, writes, notify=notify, timeout_s=sender.limits.timeout_s)
+        task = asyncio.ensure_future(push)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            self._in_doubt = task.exception() is not None
+            raise
+        except ServiceError:
+            self._in_doubt = True
+            raise
+
+
+async def _before(timeout_s: float, event: Awaitable[object], what: str) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"{what} after {timeout_s:.3g} s") from error
+
+
+def _writes(landing: Landing, pieces: Sequence[Piece], offsets: Offsets, sizes: Offsets) -> list[Write]:
+    """One write for every source region, its pieces in order."""
+    regions = {id(piece.source): piece.source for piece in pieces}
+    of = np.array([id(piece.source) for piece in pieces])
+    starts = np.array([piece.start for piece in pieces], np.int64)
+    return [
+        write_to(landing, region, starts[of == key], offsets[of == key], sizes[of == key])
+        for key, region in regions.items()
+    ]
