@@ -79,6 +79,14 @@ def test_patience_ends(tmp_path: Path) -> None:
     holder.join(30)
 
 
+def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    told: list[str] = []
+    with cache.compiled_once(tmp_path / "file" / "kernels-1", "v4", told.append):
+        told.append("ran")
+    assert "XDG_CACHE_HOME" in told[0] and told[1:] == ["ran"]
+
+
 def version(root: Path, name: str, age_s: float) -> Path:
     folder = root / name
     folder.mkdir()
