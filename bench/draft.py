@@ -46,7 +46,8 @@ def prompts_of(options: argparse.Namespace, vocabulary: int) -> list[list[int]]:
     """Pieces of the text, or seeded random tokens without the first three, which are special."""
     count, length = options.prompts, options.prompt_tokens
     if options.text is None:
-        return np.random.default_rng(options.seed).integers(3, vocabulary, (count, length)).tolist()
+        drawn: list[list[int]] = np.random.default_rng(options.seed).integers(3, vocabulary, (count, length)).tolist()
+        return drawn
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     ids = tokenizer.encode(options.text.read_text(encoding="utf-8"), add_special_tokens=False).ids
     if len(ids) < count * length:

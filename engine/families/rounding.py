@@ -48,7 +48,7 @@ class Entries:
             torch.from_numpy(number % pages.entries).long(),
         )
         held = pages.storage[:, pages.offset : pages.offset + pages.entries * pages.width]
-        self._held = held.unflatten(1, (pages.entries, pages.width))
+        self._held: torch.Tensor = torch.unflatten(held, 1, (pages.entries, pages.width))
 
     def read(self) -> torch.Tensor:
         """[entries, width] in the pages' type."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 from engine.checkpoint.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SECTION = "serving"
 
 
-def flags(config: dict[str, Any], options: type) -> dict[str, bool]:
+def flags(config: dict[str, Any], options: type[DataclassInstance]) -> dict[str, bool]:
     """True or false for every field of the dataclass `options`, false where absent.
 
     Raises CheckpointError naming the key for anything else, and for a switch that the family does not have.
@@ -17,7 +21,7 @@ def flags(config: dict[str, Any], options: type) -> dict[str, bool]:
     section = config.get(SECTION, {})
     if not isinstance(section, dict):
         raise _refusal(SECTION, f"{section!r} is not a section", "write an object of switches")
-    known = list(options.__dataclass_fields__)
+    known = [field.name for field in fields(options)]
     if unknown := sorted(set(section) - set(known)):
         raise _refusal(SECTION, f"{unknown} unknown", f"use {', '.join(known)}" if known else "leave the section out")
     for key, value in section.items():

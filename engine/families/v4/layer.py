@@ -31,6 +31,8 @@ class Step:
     rows: Ragged
     tokens: torch.Tensor  # int64 [rows] that experts are chosen by in hashed layers
     cache: CachePool
+    main: RopeTable  # of layers that compress nothing
+    compressed: RopeTable  # of the others
 
 
 class Layers:
@@ -40,6 +42,11 @@ class Layers:
         self._ops, self._kv_dtype, self._rounding = ops, kv_dtype, rounding
         self._main = GrowingRope(config.main_rope, config.rope_dim)
         self._compressed = GrowingRope(config.compress_rope, config.rope_dim)
+
+    def begin(self, rows: Ragged, cache: CachePool) -> Step:
+        """The step of one batch; the caller has checked that it fits the cache."""
+        last = int(np.max(rows.positions)) + 1
+        return Step(rows, torch.from_numpy(rows.tokens), cache, self._main.upto(last), self._compressed.upto(last))
 
     def run(self, x: torch.Tensor, layer: Layer, place: Place, step: Step) -> torch.Tensor:
         """Streams [rows, streams, hidden] -> the same after the layer; writes its new records."""
@@ -53,8 +60,7 @@ class Layers:
     def _attention(self, hidden: torch.Tensor, layer: Layer, place: Place, step: Step) -> torch.Tensor:
         """One attention block [rows, hidden] -> [rows, hidden]."""
         ops, rows, window = self._ops, step.rows, step.cache.ring("window", place.window)
-        last = int(np.max(rows.positions)) + 1
-        rope = (self._compressed if layer.compressor else self._main).upto(last)
+        rope = step.compressed if layer.compressor else step.main
         projected = ops.linear(hidden, layer.input)
         latent, keys = ops.latent(projected, layer.latent, rows, rope, self._kv_dtype)
         keys = self._rounding.rows(keys) if self._rounding else keys

@@ -10,7 +10,7 @@ from engine.cache.pool import CachePool
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.reader import Progress, Reader
 from engine.families.v4.config import LayerKind, V4Config, parse
-from engine.families.v4.layer import Layers, Place, Step
+from engine.families.v4.layer import Layers, Place
 from engine.families.v4.layout import v4_layout
 from engine.families.v4.mtp import V4Draft
 from engine.families.v4.names import upstream
@@ -61,8 +61,7 @@ class V4:
         """The residual streams behind the last layer, fp32 [rows, streams, hidden]; writes and raises as `forward`."""
         check(batch, cache, self.vocab_size, self.max_context_tokens)
         self._ops.begin()
-        rows = ragged(batch, self.config.rates)
-        step = Step(rows, torch.from_numpy(rows.tokens), cache)
+        step = self._layers.begin(ragged(batch, self.config.rates), cache)
         embedded = self.weights.embedding[step.tokens].to(torch.float32)
         x = embedded[:, None].repeat(1, self.config.streams, 1)
         for layer, place in zip(self.weights.layers, self._places, strict=True):

@@ -45,8 +45,7 @@ class V4Draft:
         hidden = states_of(batch, hidden)
         self._ops.begin()
         index = chosen_block(self.blocks, depth)
-        block, rows = self._model.weights.mtp[index], ragged(batch, ())
-        step = Step(rows, torch.from_numpy(rows.tokens), cache)
+        block, step = self._model.weights.mtp[index], self._layers.begin(ragged(batch, ()), cache)
         x = self._layers.run(self._joined(block, hidden, step), block.layer, Place(index), step)
         wanted = x[torch.from_numpy(np.asarray(batch.logit_rows, np.int64))]
         return Drafted(self._ops.linear(self._ops.hyper_head(wanted, block.head), self._model.weights.logits), x)

@@ -107,7 +107,7 @@ def chosen_by_engine(
 
 
 def opened(folder: Path, changes: dict[str, Any]) -> Family:
-    return open_tiny(write_tiny(folder, TinySpec("v32", 5, {"index_head_dim": WIDTH, **changes})))
+    return open_tiny(write_tiny(folder, TinySpec("v32", 5, {"index_head_dim": WIDTH, **changes})), batch_invariant=True)
 
 
 def index_keys(family: Family) -> torch.Tensor:
