@@ -61,8 +61,8 @@ class DecodeServicer(rpc.DecodeServiceServicer):
         ticket = wire.pack_ticket(holding, self.core.identity.epoch, self._settings.lease_s)
         return pb.ReserveResponse(ticket=ticket)
 
-    async def Generate(self, request: pb.DecodeServiceGenerateRequest, context: Any) -> None:
-        ask = wire.unpack_generate(request)
+    async def Generate(self, requests: AsyncIterator[pb.DecodeServiceGenerateRequest], context: Any) -> None:
+        ask = await wire.generate_ask(requests)
         async with self.desk.serving(ask.ticket_id, ask.request_id, ask.receipt.epoch) as holding:
             emit = lambda output: context.write(wire.pack_output(output))  # noqa: E731
             await generate(self.core.engine, self.desk, holding, ask, emit)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from engine.stops import FinishReason
 from fabric import wire as fabric_wire
 from fabric.errors import InvalidArgument
@@ -43,15 +45,30 @@ def pack_ticket(holding: Holding, epoch: int, lease_s: float) -> common.Ticket:
     )
 
 
-def unpack_generate(message: pb.DecodeServiceGenerateRequest) -> GenerateAsk:
+async def generate_ask(requests: AsyncIterator[pb.DecodeServiceGenerateRequest]) -> GenerateAsk:
+    """What to generate, read from the beginning of a call. All but the receipt is unpacked before the receipt comes.
+
+    Raises:
+        InvalidArgument: the call ended before its receipt, or a parameter or the receipt cannot be used.
+    """
+    opening = await _next(requests)
+    tokens, sampling = tuple(opening.token_ids), wire.unpack_sampling(opening.sampling)
+    receipt = opening.receipt if opening.HasField("receipt") else (await _next(requests)).receipt
     return GenerateAsk(
-        ticket_id=message.ticket_id,
-        request_id=message.request_id,
-        tokens=tuple(message.token_ids),
-        sampling=wire.unpack_sampling(message.sampling),
-        receipt=wire.unpack_receipt(message.receipt),
-        emitted_tokens=message.emitted_tokens,
+        ticket_id=opening.ticket_id,
+        request_id=opening.request_id,
+        tokens=tokens,
+        sampling=sampling,
+        receipt=wire.unpack_receipt(receipt),
+        emitted_tokens=opening.emitted_tokens,
     )
+
+
+async def _next(requests: AsyncIterator[pb.DecodeServiceGenerateRequest]) -> pb.DecodeServiceGenerateRequest:
+    message = await anext(aiter(requests), None)
+    if message is None:
+        raise InvalidArgument("the call ended before its receipt", field="receipt", fix="send prefill's receipt")
+    return message
 
 
 _REASONS = {

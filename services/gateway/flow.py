@@ -132,7 +132,7 @@ class Conductor:
         drawn = done.receipt.HasField("first_token")  # otherwise decode replays the last window and draws it
         reason = prompts.finish_of_first(prompt, first.token_id) if drawn else None
         if reason is None:
-            tap = handoff.generate(done.receipt, ledger)
+            tap = await handoff.generate(done.receipt, ledger)
             if not drawn:
                 return _Opening(handoff, done, ledger, await tap.take(), tap)
             batch, told = await _verified_and_told(handoff, tap, narrator, Batch(0, [first.token_id], logprobs))

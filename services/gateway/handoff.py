@@ -13,7 +13,7 @@ from protos.deepinfer.v1 import common_pb2, decode_pb2, prefill_pb2
 from services.gateway import sampling
 from services.gateway.job import Job, Prompt
 from services.gateway.ledger import Ledger
-from services.gateway.peers import Decode, Prefill, PrefillStream
+from services.gateway.peers import Decode, Prefill, PrefillStream, TokenStream
 from services.gateway.tap import Tap
 
 _log = logs.get("handoff")
@@ -63,14 +63,16 @@ class Handoff:
         self._ticket: common_pb2.Ticket | None = None
         self._attaching: asyncio.Task[None] | None = None
         self._prefilling: asyncio.Task[prefill_pb2.PrefillDone] | None = None
+        self._generating: TokenStream | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._tap: Tap | None = None
         self._over = False
         self.suspect = "prefill"
 
     async def start(self, layout_fingerprint: str, model_revision: str) -> None:
         """Prefill begins while decode reserves; the ticket is attached when it is there."""
-        self._reserving = asyncio.create_task(self._decode.reserve(self._reserve(layout_fingerprint, model_revision)))
         stream = self._stream = self._prefill.prefill(self._id)
+        self._reserving = asyncio.create_task(self._decode.reserve(self._reserve(layout_fingerprint, model_revision)))
         await stream.send(prefill_pb2.PrefillRequest(start=self._prefill_start()))
         self.suspect = "decode"
         self._ticket = (await asyncio.shield(self._reserving)).ticket
@@ -81,6 +83,9 @@ class Handoff:
         self._attaching = asyncio.create_task(stream.send(attach), name="attach")
         self._prefilling = asyncio.create_task(_receipt_of(stream, self._attaching), name="prefill")
         await asyncio.shield(self._attaching)
+        # What needs no receipt travels while prefill computes.
+        self._generating = self._decode.generate(self._id)
+        self._opening = asyncio.create_task(self._generating.send(self._generate_start()), name="opening")
 
     async def receipt(self) -> prefill_pb2.PrefillDone:
         """What prefill wrote, once it is done.
@@ -93,19 +98,18 @@ class Handoff:
             raise RuntimeError("used before start")
         return self._checked(await asyncio.shield(self._prefilling))
 
-    def generate(self, receipt: common_pb2.Receipt, ledger: Ledger) -> Tap:
-        """Starts decode, which verifies everything that the receipt names before its first token."""
+    async def generate(self, receipt: common_pb2.Receipt, ledger: Ledger) -> Tap:
+        """Starts decode, which verifies everything that the receipt names before its first token.
+
+        Raises:
+            ServiceError: decode ended the call already.
+        """
         self.suspect = "decode"
-        stream = self._decode.generate(
-            decode_pb2.DecodeServiceGenerateRequest(
-                ticket_id=self._held().id,
-                request_id=self._id,
-                token_ids=self._prompt.token_ids,
-                sampling=self._sampling,
-                receipt=receipt,
-            )
-        )
-        self._tap = Tap(stream, ledger, self._prompt.sampling.logprobs is not None)
+        if self._generating is None or self._opening is None:
+            raise RuntimeError("used before start")
+        await self._opening
+        self._tap = Tap(self._generating, ledger, self._prompt.sampling.logprobs is not None)
+        await self._generating.send(decode_pb2.DecodeServiceGenerateRequest(receipt=receipt))
         return self._tap
 
     def finished(self) -> None:
@@ -116,6 +120,9 @@ class Handoff:
         """Ends what runs and releases the ticket in the background; safe to repeat."""
         if self._tap is not None:
             self._tap.close()
+        if self._generating is not None and self._opening is not None:
+            self._generating.cancel()
+            self._cleaner.run(_ended(self._opening))
         if self._over:
             return
         self._over = True
@@ -185,6 +192,14 @@ class Handoff:
             use_cache=self._job.use_cache,
         )
 
+    def _generate_start(self) -> decode_pb2.DecodeServiceGenerateRequest:
+        return decode_pb2.DecodeServiceGenerateRequest(
+            ticket_id=self._held().id,
+            request_id=self._id,
+            token_ids=self._prompt.token_ids,
+            sampling=self._sampling,
+        )
+
     def _checked(self, done: prefill_pb2.PrefillDone) -> prefill_pb2.PrefillDone:
         ticket = self._held()
         if (done.receipt.ticket_id, done.receipt.epoch) != (ticket.id, ticket.epoch):
@@ -197,6 +212,12 @@ class Handoff:
         if self._ticket is None:
             raise RuntimeError("used before start")
         return self._ticket
+
+
+async def _ended(sending: asyncio.Task[None]) -> None:
+    """A message that nobody waits for any more; that its call was cancelled is no news."""
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
 
 
 async def _receipt_of(stream: PrefillStream, attaching: asyncio.Task[None]) -> prefill_pb2.PrefillDone:

@@ -10,7 +10,7 @@ from services.gateway.rpc import Stream
 
 ParseStream = Stream[recipe_pb2.ParseRequest, recipe_pb2.ParseResponse]
 PrefillStream = Stream[prefill_pb2.PrefillRequest, prefill_pb2.PrefillResponse]
-TokenStream = Stream[Any, decode_pb2.DecodeServiceGenerateResponse]
+TokenStream = Stream[decode_pb2.DecodeServiceGenerateRequest, decode_pb2.DecodeServiceGenerateResponse]
 
 
 class Recipe(Protocol):
@@ -32,7 +32,7 @@ class Decode(Protocol):
 
     async def reserve(self, request: decode_pb2.ReserveRequest) -> decode_pb2.ReserveResponse: ...
 
-    def generate(self, request: decode_pb2.DecodeServiceGenerateRequest) -> TokenStream: ...
+    def generate(self, request_id: str) -> TokenStream: ...
 
     async def release(self, request: decode_pb2.ReleaseRequest, request_id: str, timeout_s: float) -> None: ...
 
@@ -71,8 +71,8 @@ class GrpcDecode:
         reply: decode_pb2.ReserveResponse = await rpc.unary(self._stub.Reserve, request, request.request_id)
         return reply
 
-    def generate(self, request: decode_pb2.DecodeServiceGenerateRequest) -> TokenStream:
-        return rpc.incoming(self._stub.Generate, request, request.request_id)
+    def generate(self, request_id: str) -> TokenStream:
+        return rpc.duplex(self._stub.Generate, request_id)
 
     async def release(self, request: decode_pb2.ReleaseRequest, request_id: str, timeout_s: float) -> None:
         await rpc.unary(self._stub.Release, request, request_id, timeout_s)

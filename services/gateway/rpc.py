@@ -99,11 +99,6 @@ def duplex(method: Any, request_id: str) -> GrpcStream[Any, Any]:
     return GrpcStream(method(timeout=deadline.shrunk_s(), metadata=metadata(request_id)))
 
 
-def incoming(method: Any, request: Any, request_id: str) -> GrpcStream[Any, Any]:
-    """Opens a call that answers one message with a stream."""
-    return GrpcStream(method(request, timeout=deadline.shrunk_s(), metadata=metadata(request_id)))
-
-
 async def unary(method: Any, request: Any, request_id: str, timeout_s: float | None = None) -> Any:
     """One message for one message.
 

@@ -15,6 +15,8 @@ from fabric.telemetry import logs
 
 MAX_WATCHERS = 64
 _IDLE_PERIODS = 20
+# What came with the same step or call goes first: a status may be so much older, a request should not wait for it.
+_YIELD_S = 0.005
 _log = logs.get("status")
 
 
@@ -68,7 +70,9 @@ class EngineBoard:
 
     async def observe(self) -> None:
         """Takes one look and publishes a change."""
-        await self._publish(self._load(*await self._engine.call(self._read)))
+        reading = await self._engine.call(self._read)
+        await asyncio.sleep(_YIELD_S)
+        await self._publish(self._load(*reading))
 
     async def drain(self) -> None:
         """Tells every watcher that this worker wants no more work, without waiting for the engine's next step."""
@@ -86,6 +90,7 @@ class EngineBoard:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._period_s if busy else _IDLE_PERIODS * self._period_s):
                 await self._poked.wait()
+                await asyncio.sleep(_YIELD_S)
         self._poked.clear()
 
     async def watch(self) -> AsyncIterator[Status]:

@@ -221,8 +221,13 @@ class FakeDecode(_Worker, decode_pb2_grpc.DecodeServiceServicer):
         return decode_pb2.ReserveResponse(ticket=ticket)
 
     async def Generate(
-        self, request: decode_pb2.DecodeServiceGenerateRequest, context: Any
+        self, requests: AsyncIterator[decode_pb2.DecodeServiceGenerateRequest], context: Any
     ) -> AsyncIterator[decode_pb2.DecodeServiceGenerateResponse]:
+        request = await anext(requests, None)
+        receipt = await anext(requests, None)
+        if request is None or receipt is None:
+            return
+        request.MergeFrom(receipt)
         async with self.watched.call(request):
             await self.script.phase("generate")
             tokens, finish = self._plan(request)

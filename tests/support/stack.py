@@ -154,7 +154,7 @@ class Stack:
             sampling=pack_sampling(sampling),
             receipt=receipt,
         )
-        return self.decode.Generate(request, timeout=60)
+        return self.decode.Generate([request], timeout=60)
 
     async def ask(
         self, tokens: Sequence[int], sampling: SamplingParams, request_id: str = "", use_cache: bool = True

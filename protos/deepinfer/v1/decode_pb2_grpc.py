@@ -49,7 +49,7 @@ class DecodeServiceStub:
                 request_serializer=deepinfer_dot_v1_dot_decode__pb2.ReserveRequest.SerializeToString,
                 response_deserializer=deepinfer_dot_v1_dot_decode__pb2.ReserveResponse.FromString,
                 _registered_method=True)
-        self.Generate = channel.unary_stream(
+        self.Generate = channel.stream_stream(
                 '/deepinfer.v1.DecodeService/Generate',
                 request_serializer=deepinfer_dot_v1_dot_decode__pb2.DecodeServiceGenerateRequest.SerializeToString,
                 response_deserializer=deepinfer_dot_v1_dot_decode__pb2.DecodeServiceGenerateResponse.FromString,
@@ -84,8 +84,9 @@ class DecodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Generate(self, request, context):
-        """Verifies everything that the receipt names, then streams tokens in batches.
+    def Generate(self, request_iterator, context):
+        """Verifies everything that the receipt names, then streams tokens in batches. The stream may be opened while prefill
+        still computes: first a message without the receipt, then one with nothing else. Or one message with everything.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,7 +117,7 @@ def add_DecodeServiceServicer_to_server(servicer, server):
                     request_deserializer=deepinfer_dot_v1_dot_decode__pb2.ReserveRequest.FromString,
                     response_serializer=deepinfer_dot_v1_dot_decode__pb2.ReserveResponse.SerializeToString,
             ),
-            'Generate': grpc.unary_stream_rpc_method_handler(
+            'Generate': grpc.stream_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=deepinfer_dot_v1_dot_decode__pb2.DecodeServiceGenerateRequest.FromString,
                     response_serializer=deepinfer_dot_v1_dot_decode__pb2.DecodeServiceGenerateResponse.SerializeToString,
@@ -219,7 +220,7 @@ class DecodeService:
             _registered_method=True)
 
     @staticmethod
-    def Generate(request,
+    def Generate(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -229,8 +230,8 @@ class DecodeService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/deepinfer.v1.DecodeService/Generate',
             deepinfer_dot_v1_dot_decode__pb2.DecodeServiceGenerateRequest.SerializeToString,
