@@ -104,4 +104,4 @@ def _mask(selection: Selection, first: int, end: int, keys: int) -> torch.Tensor
     # Places beyond a row's count hold anything; they all point one past the end, which is cut off.
     mask = torch.zeros(end - first, keys + 1, dtype=torch.bool)
     mask.scatter_(1, entries.long().where(valid, keys), True)
-    return mask[:, :keys]
+    return mask[:, :keys].contiguous()
