@@ -63,18 +63,25 @@ def marks(spans: Iterable[ImageSpan]) -> tuple[ImageMark, ...]:
 def require_images(spans: tuple[ImageSpan, ...], prompt: tuple[int, ...], accepts: ImageInput | None) -> None:
     """Raise InvalidParameter, naming `images` or the field of one of them, unless `spans` fit the prompt and the model.
 
-    Spans ascend and do not overlap; every position of one is an image token and has one finite row.
+    Spans ascend and do not overlap; every position of one is an image token and has one finite row. Where there are
+    spans, no image token stands outside of them: a prompt made for another number of rows is not guessed at.
     """
     if not isinstance(spans, tuple) or not all(isinstance(span, ImageSpan) for span in spans):
         raise InvalidParameter("images", "must be a tuple of spans", "send an ImageSpan for every image")
-    if spans and accepts is None:
+    if not spans:
+        return
+    if accepts is None:
         raise InvalidParameter("images", "this model takes text alone", "leave them out, or use a model with vision")
     free = 0
     for index, span in enumerate(spans):
-        assert accepts is not None  # noqa: S101  narrows the type: there are spans
         _require_place(f"images[{index}]", span, prompt, free, accepts.token)
         _require_rows(f"images[{index}]", span, accepts.width)
         free = span.end
+    covered = {position for span in spans for position in range(span.start, span.end)}
+    bare = next((at for at, token in enumerate(prompt) if token == accepts.token and at not in covered), None)
+    if bare is not None:
+        message = f"position {bare} holds the image token, and no image covers it"
+        raise InvalidParameter("images", message, "send every image of the prompt, with a row for each of its tokens")
 
 
 def _require_place(name: str, span: ImageSpan, prompt: tuple[int, ...], free: int, token: int) -> None:

@@ -75,6 +75,13 @@ def test_spans_out_of_order_or_overlapping_are_refused() -> None:
     assert refused((FIRST, replace(FIRST, start=6, end=7, rows=ROWS[:1]))).field == "images[1].start"
 
 
+@pytest.mark.parametrize("images", [(FIRST,), (SECOND,), (FIRST, replace(SECOND, end=20, rows=ROWS[6:]))])
+def test_an_image_token_that_no_image_covers_is_refused(images: tuple[ImageSpan, ...]) -> None:
+    """Three ways to count a prompt's images wrongly; without any image the token is a token like others."""
+    assert refused(images).field == "images"
+    seeing_engine([]).submit(GenerateRequest("r", PROMPT, GREEDY))
+
+
 @pytest.mark.parametrize("images", [[FIRST], (FIRST.rows,), None])
 def test_what_is_no_tuple_of_spans_is_refused(images: Any) -> None:
     with pytest.raises(InvalidParameter, match="images"):
