@@ -18,6 +18,7 @@ from bench.parity_run import BLOCK_TOKENS, difference, fresh, open_tiny, run
 from bench.parity_v41_published import SHIPPED, engram_rows, format_rows, image_rows, published_rows
 from bench.parity_v41_replay import replay_rows
 from bench.parity_v41_trace import trace_rows
+from bench.parity_v41_vision import prompt_rows, vision_rows
 from bench.table import Row
 from engine.checkpoint.folder import Folder
 from engine.families.v41.model import V41, load
@@ -43,10 +44,10 @@ def compare(kernels: str, fixtures: Path | None, config: Path | None) -> list[Ro
     """All rows for one choice of kernels."""
     label = f"v41 {kernels}"
     rows = [*storage_rows(label, kernels), *format_rows(), *engram_rows(), *published_rows(config)]
-    rows += image_rows()
+    rows += [*image_rows(), *vision_rows()]
     if fixtures is not None:
         rows += [*logit_rows(label, kernels, fixtures), *trace_rows(label, kernels, fixtures)]
-        rows += replay_rows(label, kernels, fixtures)
+        rows += [*replay_rows(label, kernels, fixtures), *prompt_rows(label, kernels, fixtures)]
     return rows
 
 
