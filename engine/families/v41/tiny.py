@@ -19,6 +19,8 @@ from engine.families.v41.config import EngramConfig, V41Config, parse
 from engine.families.v41.hashing import EngramHash
 from engine.families.v41.normalise import MAP_FILE
 from engine.families.v41.schedule import Role
+from engine.families.v41.vision import tiny as vision
+from engine.families.v41.vision.config import SECTION, parse_vision
 
 _BLOCK = 32
 _CLASSES = 400
@@ -79,10 +81,11 @@ TINY: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class TinySpec:
-    """What to write. `quantized` stores FP8 blocks of 32 x 32 and FP4 experts, as upstream does."""
+    """What to write. `quantized` stores FP8 blocks of 32 x 32 and FP4 experts, as upstream does; vision is not."""
 
     seed: int = 0
     quantized: bool = False
+    sees: bool = True  # with a vision tower
     overrides: tuple[tuple[str, Any], ...] = ()  # values of the text config to replace
 
 
@@ -101,11 +104,15 @@ def write_tiny(folder: Path, spec: TinySpec = TinySpec()) -> Path:
         "image_token_id": text["vocab_size"] - 1,
         "text_config": text,
     }
+    if spec.sees:
+        config[SECTION] = vision.TINY_VISION
     if spec.quantized:
         config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [_BLOCK, _BLOCK]}
     tensors = random_tensors(parse(config), spec.seed)
     if spec.quantized:
         tensors = _quantized(tensors)
+    if seen := parse_vision(config):
+        tensors |= vision.random_tensors(seen, spec.seed)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     (folder / MAP_FILE).write_text(json.dumps({"class_of_token": classes.tolist()}), encoding="utf-8")
