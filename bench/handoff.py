@@ -1,0 +1,266 @@
+"""KV handoff between two processes: pushed, verified and committed into blocks, against memcpy and a bare NIXL WRITE.
+
+This process receives, a child sends. A handoff is timed here from the grant of its landing until everything is verified
+in place; the landing's name travels over a pipe, as gRPC would carry it. Blocks are sealed by the sender before, as
+prefill does when it finishes one; what sealing costs has a row of its own. Rounds alternate with memcpy of the same
+extents; ratios are medians over rounds of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from bench.push import Geometry, Source, push_rounds
+from bench.table import Row, report
+from fabric.kvlink import open_link, ucx_lanes
+from fabric.kvlink.incoming import Intake
+from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.link import Bytes, Link, Region
+from fabric.kvlink.outgoing import Piece, Sender, SendLimits
+from fabric.kvlink.plan import lay_out
+from fabric.kvlink.slabs import Writer
+from fabric.kvlink.verify import digest
+from fabric.records import Extent, Landing
+
+TIMEOUT_S = 30.0
+WINDOW = 16 << 20
+TOKENS, TOKEN_BYTES, BLOCK_TOKENS = 77_000, 890, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`extents` extents of `size` bytes, `groups` of them to a block."""
+
+    name: str
+    extents: int
+    size: int
+    groups: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        return self.extents * self.size
+
+
+LARGE = Case("64 MiB", 64, 1 << 20)
+SMALL = Case("1 MiB", 8, 128 << 10)
+PROMPT = Case("77,000 tokens", -(-TOKENS // BLOCK_TOKENS) * 4, BLOCK_TOKENS * TOKEN_BYTES // 4, groups=4)
+CASES = {case.name: case for case in (LARGE, SMALL, PROMPT)}
+
+
+def seal(source: Region, case: Case) -> list[Piece]:
+    """The extents of a case at the start of `source`."""
+    starts = lay_out(np.full(case.extents, case.size, np.int64)).tolist()
+    return [
+        Piece(
+            f"group-{index % case.groups}",
+            index // case.groups,
+            1,
+            source,
+            start,
+            case.size,
+            digest(source.memory[start : start + case.size]),
+        )
+        for index, start in enumerate(starts)
+    ]
+
+
+def child(pipe: Connection, chunk_bytes: int) -> None:
+    """The sending process."""
+    ucx_lanes.prepare()
+    uvloop.run(_send(pipe, chunk_bytes))
+
+
+async def _send(pipe: Connection, chunk_bytes: int) -> None:
+    link = open_link("ucx://", "bench-source", 1)
+    limits = SendLimits(chunk_bytes=chunk_bytes, in_flight_bytes=4 * chunk_bytes, timeout_s=TIMEOUT_S)
+    sender = Sender(link, limits)
+    following = asyncio.ensure_future(_follow(link, sender.noticed))
+    largest = max(case.nbytes for case in CASES.values())
+    source = link.register(np.random.default_rng(0).integers(0, 256, largest, dtype=np.uint8))
+    sealed = {name: seal(source, case) for name, case in CASES.items()}
+    while (order := await _receive(pipe)) is not None:
+        match order:
+            case ("handoff", name, landing):
+                async with sender.transfer(landing) as outgoing:
+                    await outgoing.send(sealed[name], last=True)
+            case ("push", landing, rounds):
+                geometry = Geometry(LARGE.name, LARGE.extents, (LARGE.size,))
+                pushed = Source(link, geometry, np.random.default_rng(0))
+                pipe.send(await push_rounds(link, pushed, landing, rounds))
+            case ("seal", name, rounds):
+                pipe.send(_median_s(partial(seal, source, CASES[name]), rounds))
+            case ("lane",):
+                pipe.send(link.lane)
+    following.cancel()
+    await link.close()
+
+
+async def _follow(link: Link, take: Callable[..., bool]) -> None:
+    async for notice in link.notices():
+        take(notice)
+
+
+async def _receive(pipe: Connection) -> Any:
+    """What the other process sends next, without a thread in between."""
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pipe.fileno(), arrived.set)
+    try:
+        while not pipe.poll():
+            arrived.clear()
+            await arrived.wait()
+    finally:
+        loop.remove_reader(pipe.fileno())
+    return pipe.recv()
+
+
+class Receiver:
+    """Live blocks, a landing pool and the timing of one handoff."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+        self.link = open_link("ucx://", "bench-target", 1)
+        self.pool = LandingPool(self.link, LARGE.nbytes + (32 << 20))
+        self.intake = Intake(self.link, self.pool)
+        self.following = asyncio.ensure_future(_follow(self.link, self.intake.noticed))
+        largest = max(case.nbytes for case in CASES.values())
+        self.live, self.other = (np.full(largest, fill, np.uint8) for fill in (1, 2))
+        self.handoffs = 0
+
+    async def handoff(self, case: Case) -> float:
+        """Seconds from the grant until every byte is verified in its block."""
+
+        def place(extent: Extent) -> Bytes:
+            start = (extent.block * case.groups + int(extent.group[6:])) * case.size
+            return self.live[start : start + extent.size]
+
+        self.handoffs += 1
+        owner = f"{case.name} {self.handoffs}"
+        started = time.perf_counter()
+        self.pipe.send(("handoff", case.name, self.intake.open(owner, min(WINDOW, 2 * case.nbytes), place)))
+        await self.intake.ready(owner, TIMEOUT_S)
+        took = time.perf_counter() - started
+        await self.intake.close(owner, Writer.FINISHED)
+        return took
+
+    def memcpy(self, case: Case) -> float:
+        """Seconds of copying the same extents inside this process."""
+        starts = range(0, case.nbytes, case.size)
+        pairs = [(self.live[at : at + case.size], self.other[at : at + case.size]) for at in starts]
+
+        def copy() -> None:
+            for target, source in pairs:
+                np.copyto(target, source)
+
+        return _timed(copy)
+
+    async def rounds(self, case: Case, rounds: int) -> tuple[float, float, float]:
+        """Medians: seconds of a handoff, of memcpy, and their ratio within a round."""
+        pairs = [(await self.handoff(case), self.memcpy(case)) for _ in range(rounds + 2)][2:]
+        handoffs, copies = zip(*pairs, strict=True)
+        ratio = statistics.median(took / copy for took, copy in pairs)
+        return statistics.median(handoffs), statistics.median(copies), ratio
+
+    async def ask(self, *order: object) -> Any:
+        self.pipe.send(order)
+        return await _receive(self.pipe)
+
+    async def close(self) -> None:
+        self.pipe.send(None)
+        self.following.cancel()
+        await self.intake.aclose()
+        await self.link.close()
+
+
+async def measure(pipe: Connection, rounds: int) -> tuple[list[Row], str]:
+    """All rows, and the lane that carried them."""
+    receiver = Receiver(pipe)
+    try:
+        landing: Landing = receiver.pool.grant("bare", LARGE.nbytes)
+        pushed = await receiver.ask("push", landing, rounds)
+        receiver.pool.release("bare", Writer.FINISHED)
+        large, prompt = await receiver.rounds(LARGE, rounds), await receiver.rounds(PROMPT, rounds)
+        small = await receiver.rounds(SMALL, 10 * rounds)
+        sealing = await receiver.ask("seal", PROMPT.name, rounds)
+        hashing = _median_s(partial(_hash, receiver.live, PROMPT), rounds)
+        lane: str = await receiver.ask("lane")
+    finally:
+        await receiver.close()
+    return _rows(pushed, large, prompt, small, sealing, hashing), lane
+
+
+def _rows(
+    pushed: tuple[float, float, float, int],
+    large: tuple[float, float, float],
+    prompt: tuple[float, float, float],
+    small: tuple[float, float, float],
+    sealing: float,
+    hashing: float,
+) -> list[Row]:
+    bare_s, push_s, push_ratio, _ = pushed
+    rate = LARGE.nbytes / 1e9
+    return [
+        Row("64 MiB, bare NIXL WRITE", rate / bare_s, "GB/s"),
+        Row("  link push, unverified", rate / push_s, "GB/s"),
+        Row("  push / bare", push_ratio, "", 0.85, ">="),
+        Row("  memcpy", rate / large[1], "GB/s"),
+        Row("  pushed, verified, committed", rate / large[0], "GB/s"),
+        Row("  committed / memcpy", 1 / large[2], "", 0.40, ">="),
+        Row("1 MiB, Reserve to ready, p50", small[0] * 1e3, "ms", 1.0),
+        Row(f"{PROMPT.nbytes / 1e6:.1f} MB (77,000 tokens), memcpy", prompt[1] * 1e3, "ms"),
+        Row("  pushed, verified, committed", prompt[0] * 1e3, "ms"),
+        Row("  committed / memcpy, time", prompt[2], "x", 2.5),
+        Row("  share of the receiver's digest", hashing / prompt[0]),
+        Row("  sealing by the sender, before", sealing * 1e3, "ms"),
+    ]
+
+
+def _hash(memory: Bytes, case: Case) -> None:
+    for start in range(0, case.nbytes, case.size):
+        digest(memory[start : start + case.size])
+
+
+def _timed(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _median_s(work: Callable[[], object], rounds: int) -> float:
+    return statistics.median(_timed(work) for _ in range(rounds))
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.handoff", description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the table as JSON, too")
+    parser.add_argument("--rounds", type=int, default=21, help="handoffs of each size; ten times as many of 1 MiB")
+    parser.add_argument("--chunk-bytes", type=int, default=4 << 20, help="bytes of one push of a pipelined transfer")
+    options = parser.parse_args(arguments)
+    ucx_lanes.prepare()
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=child, args=(there, options.chunk_bytes))
+    process.start()
+    try:
+        rows, lane = uvloop.run(measure(here, options.rounds))
+        process.join(10)
+    finally:
+        process.kill()
+    return report(f"KV handoff between two processes, lane {lane}", rows, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
