@@ -62,9 +62,9 @@ class Folder:
         """The tensor's bytes, a view of the mapped file."""
         return self._shard(name).raw(name)
 
-    def forget(self, name: str, begin: int, end: int) -> None:
-        """Gives the pages of bytes `begin` .. `end` of a tensor back to the system (see Shard.forget)."""
-        self._shard(name).forget(name, begin, end)
+    def forget(self, name: str) -> None:
+        """Gives the mapped pages of a tensor's shard back to the system."""
+        self._shard(name).forget()
 
     def _shard(self, name: str) -> Shard:
         return self._shards[self._where[name]]

@@ -37,10 +37,10 @@ class Shard:
         view: Any = self._data[self._first + entry.begin : self._first + entry.end]
         return view
 
-    def forget(self, name: str, begin: int, end: int) -> None:
-        """Pages that hold bytes `begin` .. `end` of a tensor leave this process; reading them again maps them anew."""
-        if self._mapping is None or begin >= end:
-            return
-        offset = self._first + self.entries[name].begin
-        first = (offset + begin) // mmap.PAGESIZE * mmap.PAGESIZE
-        self._mapping.madvise(mmap.MADV_DONTNEED, first, offset + end - first)
+    def forget(self) -> None:
+        """All pages of the file leave this process; reading one again maps it anew.
+
+        The whole file, since the system maps pages around those that are touched, too.
+        """
+        if self._mapping is not None:
+            self._mapping.madvise(mmap.MADV_DONTNEED)

@@ -52,7 +52,7 @@ def read(folder: Folder, name: str, part: Part | None = None) -> torch.Tensor:
     for row in range(0, len(rows), step):
         begin, end = rows.start + row, min(rows.start + row + step, rows.stop)
         copy[row : row + step] = source[begin:end, first:last]
-        folder.forget(name, begin * width, end * width)
+        folder.forget(name)
     shape = (len(rows), *entry.shape[1:]) if entry.shape else ()
     if columns is not None:
         shape = (len(rows), len(columns))

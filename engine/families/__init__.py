@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.folder import Folder
+from engine.checkpoint.heap import large_buffers_returned
 from engine.families.check import check
 from engine.families.registry import architecture, package_of
 
@@ -65,5 +66,6 @@ def open_family(
         raise CheckpointError(message, file=model_dir, item="batch_invariant", fix=fix)
     check(folder)
     module = import_module(f"{package_of(folder.config)}.model")
-    family: Family = module.load(folder, dtype, batch_invariant, ops, block_tokens, progress)
+    with large_buffers_returned():
+        family: Family = module.load(folder, dtype, batch_invariant, ops, block_tokens, progress)
     return family
