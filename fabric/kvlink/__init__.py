@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from fabric.errors import StartError
+from fabric.kvlink.lanes import Expectation
 from fabric.kvlink.link import Link, Notice, Region, Token, Write
 
 __all__ = ["Link", "Notice", "Region", "Token", "Write", "open_link"]
@@ -14,14 +15,17 @@ def open_link(url: str, name: str, epoch: int) -> Link:
     """Opens the transport that the URL names: ucx://, tcp://host[:port] or inproc://. Call it from a running loop.
 
     Args:
-        url: what carries the bytes. UCX obeys its own UCX_* variables, such as UCX_TLS and UCX_NET_DEVICES.
+        url: what carries the bytes. UCX obeys its own UCX_* variables, such as UCX_TLS and UCX_NET_DEVICES. A query
+            names the lane that must be there, and whether its absence is an error or a warning:
+            `ucx://?expect=rdma&missing=warn`.
         name: this instance, unique in the deployment; peers see it as `LinkAddress.peer`.
         epoch: this incarnation of it; higher than every earlier one.
 
     Raises:
-        StartError: no such transport, or it cannot start here.
+        StartError: no such transport or option, it cannot start here, or the expected lane cannot come to be.
     """
     parts = urlsplit(url)
+    expected = Expectation.parse(dict(parse_qsl(parts.query, keep_blank_values=True)))
     match parts.scheme:
         case "ucx":
             from fabric.kvlink import ucx_lanes
@@ -29,13 +33,15 @@ def open_link(url: str, name: str, epoch: int) -> Link:
             ucx_lanes.prepare()  # UCX reads its environment when its library is loaded
             from fabric.kvlink.ucx import UcxLink
 
-            return UcxLink(name, epoch)
+            return UcxLink(name, epoch, expected)
         case "tcp":
             from fabric.kvlink.tcp import TcpLink
 
+            expected.check_start("tcp")
             return TcpLink(parts.hostname or "127.0.0.1", parts.port or 0, name, epoch)
         case "inproc":
             from fabric.kvlink.inproc import InprocLink
 
+            expected.check_start("inproc")
             return InprocLink(name, epoch)
     raise StartError(f"no KV transport for {url!r}", field="transport", fix="use ucx://, tcp://host:port or inproc://")

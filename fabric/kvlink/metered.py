@@ -1,67 +1,29 @@
-"""What the KV link did, as metrics. Knows names and reasons; the bytes pass through untouched."""
+"""The KV link's lane and landing memory as metrics, read when they are asked for. Knows names and meanings."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fabric.errors import ServiceError
 from fabric.kvlink.landing import LandingPool
-from fabric.kvlink.link import Link, Notice, Region, Write
-from fabric.records import LinkAddress
+from fabric.kvlink.lanes import kinds
+from fabric.kvlink.link import Link
 from fabric.telemetry.metrics import Metrics
 
 
-class MeteredLink:
-    """A link that counts bytes, time and failures of its pushes, and exports the lane once it is known."""
-
-    def __init__(self, link: Link, metrics: Metrics) -> None:
+class _LaneCollector(Collector):
+    def __init__(self, link: Link) -> None:
         self._link = link
-        self._metrics = metrics
-        self._bytes = metrics.counter("kv_transfer_bytes", "KV bytes pushed")
-        self._seconds = metrics.histogram("kv_transfer_seconds", "Time of one push")
-        self._failures = metrics.counter("kv_transfer_failures", "Pushes that failed", "reason")
-        self._lane = ""
 
-    @property
-    def address(self) -> LinkAddress:
-        return self._link.address
-
-    @property
-    def lane(self) -> str:
-        return self._link.lane
-
-    def register(self, buffer: Any) -> Region:
-        return self._link.register(buffer)
-
-    async def push(
-        self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes = b"", timeout_s: float
-    ) -> None:
-        started = time.monotonic()
-        try:
-            await self._link.push(address, writes, notify=notify, timeout_s=timeout_s)
-        except ServiceError as error:
-            self._failures.labels(error.code).inc()
-            raise
-        self._bytes.inc(sum(write.nbytes for write in writes))
-        self._seconds.observe(time.monotonic() - started)
-        if self._lane != self._link.lane:
-            self._lane = self._link.lane
-            self._metrics.build_info("kv_lane", self._lane)
-
-    def expecting(self) -> AbstractContextManager[None]:
-        return self._link.expecting()
-
-    def notices(self) -> AsyncIterator[Notice]:
-        return self._link.notices()
-
-    async def close(self) -> None:
-        await self._link.close()
+    def collect(self) -> Iterable[Metric]:
+        lane = self._link.lane
+        text = "1, with what carries KV: the lanes, and the kind that bulk prefers"
+        family = GaugeMetricFamily("deepinfer_kv_lane_info", text, labels=["transport", "lane", "kind"])
+        transport = self._link.address.url.partition(":")[0]
+        family.add_metric([transport, lane, next(iter(kinds(lane)), "none")], 1)
+        yield family
 
 
 class _LandingCollector(Collector):
@@ -83,6 +45,11 @@ class _LandingCollector(Collector):
             ("kv_transfer_digest_mismatch", "Extents whose digest differed", stats.digest_mismatches_total),
         ):
             yield CounterMetricFamily(f"deepinfer_{name}", text, value=value)
+
+
+def export_lane(link: Link, metrics: Metrics) -> None:
+    """Exports what carries KV, from now on and whenever it changes."""
+    metrics.registry.register(_LaneCollector(link))
 
 
 def export_landing(pool: LandingPool, metrics: Metrics) -> None:

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from fabric.errors import DeadlineExceeded
+from fabric.errors import DeadlineExceeded, StartError
 from fabric.kvlink import plan, ucx_lanes
 from fabric.kvlink.inbox import Inbox
+from fabric.kvlink.lanes import Expectation, kinds
 from fabric.kvlink.link import Notice, Region, Token, Write, as_bytes
 from fabric.kvlink.peers import PeerBook
 from fabric.kvlink.ucx_agent import Agent, agent_name
@@ -18,6 +19,7 @@ from fabric.records import LinkAddress
 from fabric.telemetry import logs
 
 _log = logs.get("kvlink")
+_ANY_LANE = Expectation()
 
 
 class UcxLink:
@@ -25,8 +27,9 @@ class UcxLink:
     report: NIXL confirms writes alone.
     """
 
-    def __init__(self, name: str, epoch: int) -> None:
-        """Raises StartError where UCX cannot start."""
+    def __init__(self, name: str, epoch: int, expected: Expectation = _ANY_LANE) -> None:
+        """Raises StartError where UCX cannot start, or the expected lane cannot come to be."""
+        self._expected = expected
         self._name, self._epoch = name, epoch
         self._inbox = Inbox()
         self._peers = PeerBook()
@@ -35,6 +38,13 @@ class UcxLink:
         self._reached: set[str] = set()
         self._driver = Driver(agent_name(name, epoch), asyncio.get_running_loop(), self._inbox)
         self._metadata = self._driver.submit(Agent.metadata).result()
+        offered = ucx_lanes.offered()
+        _log.info("transport opened", transport="ucx", lanes_offered=offered, expected=expected.kind or "any")
+        try:
+            expected.check_start(offered)
+        except StartError:
+            self._driver.close()
+            raise
 
     @property
     def address(self) -> LinkAddress:
@@ -42,6 +52,8 @@ class UcxLink:
 
     @property
     def lane(self) -> str:
+        if self._lane == ucx_lanes.UNCONNECTED:
+            self._lane = ucx_lanes.chosen()  # a peer may have come by itself
         return self._lane
 
     def register(self, buffer: Any) -> Region:
@@ -85,11 +97,12 @@ class UcxLink:
         return aiter(self._inbox)
 
     def _note_lane(self, peer: str) -> None:
-        """After the first push to a peer: what carried it, logged and kept."""
+        """After the first push to a peer: what carried it, logged, compared and kept."""
         if peer not in self._reached:
-            self._reached.add(peer)
             self._lane = ucx_lanes.chosen()
-            _log.info("lane chosen", lane=self._lane, peer=peer)
+            _log.info("lane chosen", lane=self._lane, kinds=kinds(self._lane), peer=peer)
+            self._expected.check_peer(self._lane, peer)
+            self._reached.add(peer)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._driver.close)

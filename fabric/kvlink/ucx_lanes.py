@@ -15,6 +15,7 @@ UNCONNECTED = "unconnected"
 _OURS = "/proc/self/fd/"
 # "<agent> intra-node cfg#1 rma_am(tcp/lo)  am(tcp/lo cma/memory)": the "self" configuration says nothing of peers.
 _CONFIGURATION = re.compile(r"(?:intra|inter)-node cfg#\d+ (.*)")
+_SELF = re.compile(r"self cfg#\d+ (.*)")
 _LANES = re.compile(r"\b(?:rma|rma_bw|am|am_bw|rkey_ptr|rma_am)\(([^)]*)\)")
 
 _log_fd = -1
@@ -36,11 +37,16 @@ def chosen() -> str:
     return parse(_read()) if _log_fd >= 0 else "unknown (see UCX_LOG_FILE)"
 
 
-def parse(log: str) -> str:
+def offered() -> str:
+    """The lanes that UCX set up towards this process itself when it started: what it may use on this host."""
+    return parse(_read(), _SELF) if _log_fd >= 0 else "unknown (see UCX_LOG_FILE)"
+
+
+def parse(log: str, lines: re.Pattern[str] = _CONFIGURATION) -> str:
     """The lanes named by the connection lines of a UCX log at level "info"."""
     lanes = {
         lane
-        for configuration in _CONFIGURATION.findall(log)
+        for configuration in lines.findall(log)
         for group in _LANES.findall(configuration)
         for lane in group.split()
         if not lane.startswith("<")

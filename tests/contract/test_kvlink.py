@@ -24,9 +24,11 @@ from fabric.errors import (
 from fabric.kvlink import Link, open_link
 from fabric.kvlink.inproc import InprocLink
 from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.lanes import Expectation, LaneKind
 from fabric.kvlink.link import Notice
 from fabric.kvlink.plan import write_to
 from fabric.kvlink.slabs import SlabState, Writer
+from fabric.kvlink.ucx import UcxLink
 from fabric.kvlink.verify import Placement
 from tests.support.link_peer import InprocPeer, Peer, ProcessPeer, Pusher, sealed, source_bytes
 
@@ -357,3 +359,21 @@ def sealed_zeros(size: int):
     from fabric.records import Extent
 
     return Extent("latent", 0, 1, 0, size, digest(np.zeros(size, np.uint8)))
+
+
+async def test_a_push_over_another_lane_than_expected_fails_every_time_and_says_which(transport, link, start_peer):
+    if not isinstance(link, UcxLink):
+        assert open_link_fails(f"{transport}://127.0.0.1?expect=cuda-ipc")
+        return
+    peer = await start_peer()
+    link._expected = Expectation(LaneKind.CUDA_IPC)  # which never carries memory of the host
+    pusher, landing = Pusher(link, SEED), await peer.grant("t", 1000)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="not cuda-ipc"):
+            await pusher.push(landing, [1000], "t", 10.0)
+
+
+def open_link_fails(url: str) -> bool:
+    with pytest.raises(StartError, match="cuda-ipc"):
+        open_link(url, "x", 1)
+    return True
