@@ -100,7 +100,7 @@ class UcxLink:
         """After the first push to a peer: what carried it, logged, compared and kept."""
         if peer not in self._reached:
             self._lane = ucx_lanes.chosen()
-            _log.info("lane chosen", lane=self._lane, kinds=kinds(self._lane), peer=peer)
+            _log.info("lane chosen", lane=self._lane, kinds="+".join(kinds(self._lane)), peer=peer)
             self._expected.check_peer(self._lane, peer)
             self._reached.add(peer)
 
