@@ -13,6 +13,10 @@ import pytest
 # A stack of processes starts for each; one family that is not nano's runs with every change.
 FAMILIES = ["v3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("v2", "v32", "v4", "v41"))]
 
+# Where nothing is compiled yet, the first family waits for every kernel; on a busy machine that takes minutes.
+_LONGEST_S = 550
+pytestmark = pytest.mark.timeout(600)
+
 
 def deepinfer(folder: Path, *arguments: str) -> str:
     """Output of the command; fails with its errors when it does."""
@@ -21,7 +25,7 @@ def deepinfer(folder: Path, *arguments: str) -> str:
         env={**os.environ, "XDG_RUNTIME_DIR": str(folder / "runtime")},
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=_LONGEST_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
