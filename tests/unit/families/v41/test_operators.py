@@ -9,7 +9,7 @@ import torch
 from kernels.cpu.csa2 import OPS as CPU
 from kernels.cpu.linear import pack as cpu_pack
 from kernels.csa2 import ChoiceSpec, EngramSpec, PoolSpec
-from kernels.operands import HyperSite, Selection
+from kernels.operands import HyperSite, RopeTable, Selection
 from kernels.reference.csa2 import OPS as REFERENCE
 from kernels.reference.linear import pack as reference_pack
 from kernels.testing.generator import LANDMARKS, fill_pages, generator, pages_of, ragged_of, ring_of
@@ -36,6 +36,19 @@ def test_mixing_and_collapse(rows: int, streams: int, hidden: int) -> None:
     wanted = REFERENCE.hyper_collapse(x, pre, weight, 1e-20)
     assert_close("hyper", CPU.hyper_collapse(x, pre, weight, 1e-20), wanted)
     assert_close("hyper", CPU.norm(x[:, 0].contiguous(), weight, 1e-20), REFERENCE.norm(x[:, 0], weight, 1e-20))
+
+
+@pytest.mark.parametrize(("rows", "heads", "width", "turned"), [(1, 1, 32, 32), (9, 4, 40, 16), (3, 3, 8, 2)])
+def test_heads_are_turned_to_their_rows_positions(rows: int, heads: int, width: int, turned: int) -> None:
+    draw = generator(rows + 1)
+    x, angles = torch.randn(rows, heads * width, generator=draw), torch.randn(50, turned // 2, generator=draw)
+    rope, at = RopeTable(angles.cos(), angles.sin()), np.arange(rows, dtype=np.int32) * 5 % 50
+    before = x.clone()
+    found = CPU.rotate_heads(x, width, at, rope)
+    assert_close("hyper", found, REFERENCE.rotate_heads(x, width, at, rope))
+    assert torch.equal(x, before), "the projection is not changed in place"
+    kept = width - turned
+    assert torch.equal(found.view(rows, heads, width)[..., :kept], x.view(rows, heads, width)[..., :kept])
 
 
 @pytest.mark.parametrize("rate", [1, 2])
