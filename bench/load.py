@@ -32,7 +32,7 @@ from engine.families.mla.names import NAMING
 from engine.families.mla.tiny import TINY, TinySpec, write_tiny
 from engine.inspect.formats import Format, publication, stored
 from engine.inspect.inventory import Wanted, read_model
-from engine.inspect.parts import place
+from engine.inspect.parts import part_of_model
 from kernels import Ops, choose
 
 MOST = 1.10
@@ -69,7 +69,7 @@ def write(folder: Path, block: int | None, changes: dict[str, Any]) -> Path:
     published, layers = publication(config, model.facts), model.facts.layers
     shards: dict[str, dict[str, torch.Tensor]] = {}
     for wanted in model.wanted:
-        kind, _ = stored(wanted, place(wanted.name, layers), published)
+        kind, _ = stored(wanted, part_of_model(wanted.name, layers), published)
         shard = ".".join(wanted.name.split(".")[:2]) if wanted.name.startswith("layers.") else "rest"
         shards.setdefault(shard, {}).update(_tensors(wanted, kind, block, generator))
     folder.mkdir(parents=True)

@@ -11,6 +11,7 @@ import torch
 from engine.assembly import assemble
 from engine.batch import RaggedBatch
 from engine.cache.pool import CachePool
+from engine.checkpoint.progress import load_bar
 from engine.commit import Committer
 from engine.config import EngineConfig
 from engine.detokenize import Decode, open_tokenizer
@@ -89,7 +90,8 @@ class Engine:
             torch.set_num_threads(config.threads)
         dtype: torch.dtype = getattr(torch, config.dtype)
         ops = choose(config.kernels, batch_invariant=config.batch_invariant)
-        family = open_family(config.model_dir, dtype, config.batch_invariant, ops)
+        with load_bar(config.model_dir.name) as progress:
+            family = open_family(config.model_dir, dtype, config.batch_invariant, ops, progress=progress)
         model = ModelInfo(
             config.model_name or config.model_dir.name,
             model_revision(config.model_dir),

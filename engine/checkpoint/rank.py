@@ -18,6 +18,7 @@ class Split(Enum):
     WHOLE = "on every rank"
     ROWS = "rows, by tensor rank"
     COLUMNS = "columns, by tensor rank"
+    TABLE = "rows looked up one by one, by tensor rank"  # shares may differ by one row
     EXPERT = "whole experts, by expert rank"
 
 
@@ -87,7 +88,9 @@ def part_of(name: str, split: Split, shape: tuple[int, ...], unit: tuple[int, in
     rows = range(shape[0] if shape else 1)
     if split in (Split.WHOLE, Split.EXPERT) or rank.tensor_ranks == 1:
         return Part(rows)
-    dimension = 0 if split is Split.ROWS else 1
+    if split is Split.TABLE and unit[0] == 1:
+        return Part(share(shape[0], rank.tensor_rank, rank.tensor_ranks))
+    dimension = 1 if split is Split.COLUMNS else 0
     size, ranks = shape[dimension], rank.tensor_ranks
     if size % ranks or size // ranks % unit[dimension]:
         kind, step = ("rows", "columns")[dimension], unit[dimension]

@@ -15,6 +15,7 @@ from engine.checkpoint.table import RowTable, scaled_table
 from engine.checkpoint.tensors import read, view
 
 __all__ = ["Progress", "Reader"]
+_BF16_HOLDS = frozenset({"BF16", *PACKED})  # FP4 times a power of two has two significant bits
 _INTEGER = ("I32", "I64")
 _ANOTHER = "use the config.json that belongs to these weights"
 _AGAIN = "download or convert the checkpoint again"
@@ -60,8 +61,10 @@ class Reader:
         return value
 
     def stack(self, names: Sequence[str], *shape: int, then: Sequence[torch.Tensor] = ()) -> torch.Tensor:
-        """Weights of one shape as fp32 [len(names) + len(then), *shape]: no two of them are held beside the whole."""
-        stacked = torch.empty(len(names) + len(then), *shape)
+        """Weights of one shape [len(names) + len(then), *shape], in bf16 where that holds every value, else fp32."""
+        kinds = {self._folder.stored(self._stored[name]) for name in names if name in self._stored}
+        exact = kinds <= _BF16_HOLDS and all(torch.equal(weight.to(torch.bfloat16).float(), weight) for weight in then)
+        stacked = torch.empty(len(names) + len(then), *shape, dtype=torch.bfloat16 if exact else torch.float32)
         for i, name in enumerate(names):
             stacked[i] = self.floats(name, *shape)
         for i, weight in enumerate(then, len(names)):

@@ -11,7 +11,7 @@ from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.scales import FP4_GROUP, quantization
 from engine.families.facts import Facts
 from engine.inspect.inventory import Wanted
-from engine.inspect.parts import Part, Place
+from engine.inspect.parts import Part
 
 _FP32_NAMES = ("hc_", "attn_sink", ".ape", "gate.bias", "e_score_correction_bias", "q_weight", "k_weight", "image_")
 _ROW_GROUP = 32  # channels of an Engram row that share one scale
@@ -48,9 +48,9 @@ def publication(config: dict[str, Any], facts: Facts) -> Publication:
     return Publication(block, expert == "fp4", facts.scale_bytes, facts.is_fp8)
 
 
-def stored(wanted: Wanted, place: Place, published: Publication) -> tuple[Format, int]:
+def stored(wanted: Wanted, part: Part, published: Publication) -> tuple[Format, int]:
     """Format and bytes, scales included."""
-    kind = _format(wanted, place, published)
+    kind = _format(wanted, part, published)
     if kind is Format.FP8 and published.block:
         rows, columns = (-(-size // step) for size, step in zip(wanted.shape, published.block, strict=True))
         return kind, wanted.numbers + rows * columns * published.scale_bytes
@@ -61,16 +61,23 @@ def stored(wanted: Wanted, place: Place, published: Publication) -> tuple[Format
     return kind, wanted.numbers * {Format.BF16: 2, Format.FP32: 4}.get(kind, 8)
 
 
-def _format(wanted: Wanted, place: Place, published: Publication) -> Format:
+def unit(kind: Format, published: Publication) -> tuple[int, int]:
+    """Rows and columns that share a scale."""
+    if kind is Format.FP8 and published.block:
+        return published.block
+    return {Format.FP8_ROWS: (1, _ROW_GROUP), Format.FP4: (1, FP4_GROUP)}.get(kind, (1, 1))
+
+
+def _format(wanted: Wanted, part: Part, published: Publication) -> Format:
     if wanted.integer:
         return Format.INT64
-    if any(part in wanted.name for part in _FP32_NAMES):
+    if any(key in wanted.name for key in _FP32_NAMES):
         return Format.FP32
-    if place.part is Part.VISION:
+    if part is Part.VISION:
         return Format.BF16
     if published.block is None or len(wanted.shape) != 2 or not wanted.name.endswith(".weight"):
         return Format.BF16
-    if place.part is Part.ENGRAM_TABLE:
+    if part is Part.ENGRAM_TABLE:
         return Format.FP8_ROWS
     if ".experts." in wanted.name and published.fp4_experts:
         return Format.FP4

@@ -14,7 +14,9 @@ from typing import Any, cast
 
 import torch
 
+from engine.checkpoint.rank import Rule
 from engine.checkpoint.reader import Reader
+from engine.checkpoint.sharding import Naming
 from engine.checkpoint.table import RowTable
 from engine.families.facts import Facts
 from engine.families.registry import package_of
@@ -42,6 +44,7 @@ class Model:
     facts: Facts
     wanted: tuple[Wanted, ...]
     upstream: Callable[[str], str]  # stored name -> the name in `wanted`
+    rules: tuple[Rule, ...]  # how ranks divide what has such a name
     elsewhere: tuple[str, ...]  # name prefixes of parts that the family does not load
 
 
@@ -51,10 +54,10 @@ def read_model(config: dict[str, Any], stored: frozenset[str] | None = None) -> 
     Raises CheckpointError naming the key of config.json that cannot be served.
     """
     package = package_of(config)
-    upstream = import_module(f"{package}.names").NAMING.upstream
-    shapes = _Shapes(stored, upstream)
+    naming: Naming = import_module(f"{package}.names").NAMING
+    shapes = _Shapes(stored, naming.upstream)
     facts: Facts = import_module(f"{package}.facts").read(config, cast(Reader, shapes), _NO_OPS)
-    return Model(facts, shapes.complete, upstream, shapes.elsewhere)
+    return Model(facts, shapes.complete, naming.upstream, naming.rules, shapes.elsewhere)
 
 
 class _Shapes:

@@ -1,14 +1,11 @@
-"""Which part of a model a tensor belongs to, how ranks share it, and how much of it one token uses. Names only."""
+"""Which part of a model a tensor belongs to. Names only."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 
-_EXPERT = re.compile(r"\.experts\.\d+\.")
 _LAYER = re.compile(r"^layers\.(\d+)\.")
-_BY_HEAD = ("q_proj", "q_b_proj", "kv_b_proj", "o_proj", "wq_b", "wo_a", "wo_b", "attn_sink")
 
 
 class Part(StrEnum):
@@ -31,55 +28,27 @@ class Part(StrEnum):
     VISION = "vision"
 
 
-class Share(StrEnum):
-    """How ranks divide a tensor."""
-
-    EXPERT = "expert"  # whole experts, over --ep
-    TENSOR = "tensor"  # rows or columns, over --tp
-    REPLICATED = "replicated"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a tensor belongs."""
-
-    part: Part
-    share: Share
-
-
-_RULES: tuple[tuple[str, Part, Share], ...] = (
-    (r"(^|\.)(embed|embed_tokens)\.(weight|scale)$", Part.EMBEDDING, Share.TENSOR),
-    (r"^(head|lm_head)\.|\.shared_head\.head\.", Part.HEAD, Share.TENSOR),
-    (r"(^|\.)hc_", Part.HYPER, Share.REPLICATED),
-    (r"\.indexer\.", Part.INDEXER, Share.REPLICATED),
-    (r"\.compressor\.", Part.COMPRESSOR, Share.REPLICATED),
-    (r"\.engram\.", Part.ENGRAM, Share.TENSOR),
-    (r"\.shared_experts\.", Part.SHARED, Share.TENSOR),
-    (r"\.gate\.", Part.ROUTER, Share.REPLICATED),
-    (r"\.mlp\.", Part.DENSE, Share.TENSOR),
-    (r"\.(attn|self_attn)\.", Part.ATTENTION, Share.REPLICATED),
+_RULES: tuple[tuple[str, Part], ...] = (
+    (r"\.experts\.\d+\.", Part.EXPERTS),
+    (r"\.engram\.embed\.", Part.ENGRAM_TABLE),
+    (r"(^|\.)(embed|embed_tokens)\.(weight|scale)$", Part.EMBEDDING),
+    (r"^(head|lm_head)\.|\.shared_head\.head\.", Part.HEAD),
+    (r"(^|\.)hc_", Part.HYPER),
+    (r"\.indexer\.", Part.INDEXER),
+    (r"\.compressor\.", Part.COMPRESSOR),
+    (r"\.engram\.", Part.ENGRAM),
+    (r"\.shared_experts\.", Part.SHARED),
+    (r"\.gate\.", Part.ROUTER),
+    (r"\.mlp\.", Part.DENSE),
+    (r"\.(attn|self_attn)\.", Part.ATTENTION),
 )
 
 
-def place(name: str, layers: int) -> Place:
-    """The place of an upstream tensor name in a model of `layers` layers. Drafts and vision are parts of their own."""
-    inner = _inner(name)
+def part_of_model(name: str, layers: int) -> Part:
+    """The part of an upstream tensor name in a model of `layers` layers. Drafts and vision are parts of their own."""
     if name.startswith(("vision.", "aligner.", "image_")):
-        return Place(Part.VISION, Share.REPLICATED)
+        return Part.VISION
     layer = _LAYER.match(name)
     if name.startswith("mtp.") or (layer and int(layer[1]) >= layers):
-        return Place(Part.DRAFT, inner.share)
-    return inner
-
-
-def _inner(name: str) -> Place:
-    if _EXPERT.search(name):
-        return Place(Part.EXPERTS, Share.EXPERT)
-    if ".engram.embed." in name:
-        return Place(Part.ENGRAM_TABLE, Share.TENSOR)
-    for pattern, part, share in _RULES:
-        if re.search(pattern, name):
-            if part is Part.ATTENTION and any(f".{key}" in name for key in _BY_HEAD):
-                return Place(part, Share.TENSOR)
-            return Place(part, share)
-    return Place(Part.NORMS, Share.REPLICATED)
+        return Part.DRAFT
+    return next((part for pattern, part in _RULES if re.search(pattern, name)), Part.NORMS)

@@ -75,7 +75,7 @@ def inspect(question: Question) -> Report:
         weights = tuple(replace(weight, bytes=contents.bytes_of(weight.wanted)) for weight in predicted)
     parts, elsewhere = by_part(model, weights), contents.elsewhere_bytes() if contents else 0
     counted = [part for part in parts if part.part not in (Part.DRAFT, Part.VISION)]
-    text = [weight for weight in weights if weight.place.part is not Part.VISION]  # what an engine loads
+    text = [weight for weight in weights if weight.part is not Part.VISION]  # what an engine loads
     caches, others = cache_costs(model)
     ranks = tuple(per_rank(model, text, tp, ep) for tp in question.tensor for ep in question.expert)
     return Report(

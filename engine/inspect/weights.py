@@ -7,20 +7,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from engine.checkpoint.rank import CannotSplit, Rank, Split, part_of, share, split_of
 from engine.errors import InvalidParameter
-from engine.inspect.formats import Format, Publication, stored
+from engine.inspect.formats import Format, Publication, stored, unit
 from engine.inspect.inventory import Model, Wanted
-from engine.inspect.parts import Part, Place, Share, place
+from engine.inspect.parts import Part, part_of_model
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor with its place and its bytes, scales included."""
+    """One tensor with its part and its bytes, scales included."""
 
     wanted: Wanted
-    place: Place
+    part: Part
     format: Format  # as published, whatever a folder stores
     bytes: int
+    unit: tuple[int, int]  # rows and columns that share a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,9 @@ def published_weights(model: Model, published: Publication) -> tuple[Weight, ...
     """Every tensor of the model with the bytes of its published format."""
     layers, weights = model.facts.layers, []
     for wanted in model.wanted:
-        where = place(wanted.name, layers)
-        weights.append(Weight(wanted, where, *stored(wanted, where, published)))
+        part = part_of_model(wanted.name, layers)
+        kind, size = stored(wanted, part, published)
+        weights.append(Weight(wanted, part, kind, size, unit(kind, published)))
     return tuple(weights)
 
 
@@ -57,7 +60,7 @@ def by_part(model: Model, weights: Iterable[Weight]) -> tuple[PartCost, ...]:
     """Costs by part, in the order in which parts first appear."""
     parameters, active, size = defaultdict[Part, int](int), defaultdict[Part, float](float), defaultdict[Part, int](int)
     for weight in weights:
-        part = weight.place.part
+        part = weight.part
         parameters[part] += weight.wanted.numbers
         active[part] += weight.wanted.numbers * _used(model.facts.config, weight)
         size[part] += weight.bytes
@@ -66,7 +69,7 @@ def by_part(model: Model, weights: Iterable[Weight]) -> tuple[PartCost, ...]:
 
 def _used(config: Any, weight: Weight) -> float:
     """The share of a tensor that one token uses."""
-    part, rows = weight.place.part, weight.wanted.shape[0]
+    part, rows = weight.part, weight.wanted.shape[0]
     if part is Part.EXPERTS:
         return float(config.experts_per_token / config.experts)
     if part is Part.ENGRAM_TABLE:
@@ -77,20 +80,26 @@ def _used(config: Any, weight: Weight) -> float:
 
 
 def per_rank(model: Model, weights: Iterable[Weight], tensor: int, expert: int) -> RankCost:
-    """The largest rank. Raises InvalidParameter, naming `tp` or `ep`, for a model that cannot be divided so."""
+    """The largest rank, divided by the rules that loading by rank has.
+
+    Raises InvalidParameter, naming `tp` or `ep` and the tensor, for a model that cannot be divided so.
+    """
     config = model.facts.config
-    if tensor < 1 or config.heads % tensor:
-        raise InvalidParameter("tp", f"{tensor} does not divide {config.heads} heads", "use a divisor of the heads")
     if not 1 <= expert <= config.experts:
         raise InvalidParameter("ep", f"{expert} ranks for {config.experts} experts", "use at most one rank per expert")
-    largest = -(-config.experts // expert) / config.experts
-    size = defaultdict[Share, float](float)
+    if tensor < 1 or config.heads % tensor:
+        raise InvalidParameter("tp", f"{tensor} does not divide {config.heads} heads", "use a divisor of the heads")
+    largest = max(len(share(config.experts, rank, expert)) for rank in range(expert))
+    size = defaultdict[Split, int](int)
     for weight in weights:
-        share = weight.place.share
-        size[share] += weight.bytes * _held(share, tensor, largest)
-    total = round(sum(size.values()))
-    return RankCost(tensor, expert, total, round(size[Share.EXPERT]), round(size[Share.REPLICATED]))
-
-
-def _held(share: Share, tensor: int, largest: float) -> float:
-    return {Share.EXPERT: largest, Share.TENSOR: 1 / tensor, Share.REPLICATED: 1.0}[share]
+        name = weight.wanted.name
+        split = split_of(name, model.rules) or Split.WHOLE
+        if split is Split.EXPERT:
+            size[split] += weight.bytes * largest // config.experts
+            continue
+        try:
+            part_of(name, split, weight.wanted.shape, weight.unit, Rank(tensor_ranks=tensor))
+        except CannotSplit as error:
+            raise InvalidParameter("tp", f"{name}: {error.message}", error.fix) from error
+        size[split] += weight.bytes if split is Split.WHOLE else -(-weight.bytes // tensor)
+    return RankCost(tensor, expert, sum(size.values()), size[Split.EXPERT], size[Split.WHOLE])

@@ -26,7 +26,7 @@ NAMING = Naming(
         Rule(r"^(layers|mtp)\.\d+\.attn\.(wq_b|wo_a|attn_sink)", Split.ROWS),
         Rule(r"^(layers|mtp)\.\d+\.attn\.wo_b\.", Split.COLUMNS),
         Rule(r"^(layers|mtp)\.\d+\.attn\.(wq_a|wkv|q_norm|kv_norm|compressor|indexer)\.", Split.WHOLE),
-        Rule(r"^layers\.\d+\.engram\.embed\.", Split.ROWS),
+        Rule(r"^layers\.\d+\.engram\.embed\.", Split.TABLE),
         Rule(r"^layers\.\d+\.engram\.wkv\.", Split.COLUMNS),
         Rule(r"^layers\.\d+\.engram\.[qk]_weight$", Split.WHOLE),
         Rule(r"^norm\.|^(layers|mtp)\.\d+\.(hc_|attn_norm\.|ffn_norm\.)", Split.WHOLE),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.progress import Loaded
-from engine.checkpoint.rank import Rank, Split, share, split_of
+from engine.checkpoint.rank import Rank, Split, part_of, share, split_of
 from engine.checkpoint.ranked import load_rank
 from engine.checkpoint.sharding import Naming, part_bytes, parts
 from engine.checkpoint.tensors import read
@@ -56,7 +57,7 @@ def written(name: str, path: Path) -> tuple[Folder, Naming]:
 def joined(pieces: dict[tuple[int, int], torch.Tensor], split: Split) -> torch.Tensor:
     """One tensor from its ranks' parts, keyed by (expert rank, tensor rank)."""
     by_tensor_rank = [pieces[at] for at in sorted(pieces) if at[0] == min(pieces)[0]]
-    if split is Split.ROWS:
+    if split in (Split.ROWS, Split.TABLE):
         return torch.cat(by_tensor_rank)
     return torch.cat(by_tensor_rank, 1) if split is Split.COLUMNS else by_tensor_rank[0]
 
@@ -172,3 +173,13 @@ def test_shares_follow_one_another_and_differ_by_one_at_most(count: int, ranks: 
     runs = [share(count, rank, ranks) for rank in range(ranks)]
     assert [item for run in runs for item in run] == list(range(count))
     assert max(map(len, runs)) - min(map(len, runs)) <= 1
+
+
+def test_a_table_of_rows_divides_unevenly_as_its_published_sizes_are_no_multiples() -> None:
+    """V4.1-Flash's second Engram table."""
+    rows = [
+        part_of("layers.14.engram.embed.weight", Split.TABLE, (384_016_682, 256), (1, 32), Rank(0, 1, rank, 8)).rows
+        for rank in range(8)
+    ]
+    assert (rows[0].start, rows[-1].stop) == (0, 384_016_682)
+    assert all(before.stop == after.start for before, after in pairwise(rows))

@@ -2,12 +2,17 @@
 
 import json
 import math
+from importlib import import_module
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoint.folder import Folder
+from engine.checkpoint.rank import Rank
+from engine.checkpoint.sharding import part_bytes, parts
 from engine.errors import InvalidParameter
 from engine.families import tiny
+from engine.families.registry import package_of
 from engine.families.v41 import config as v41_config
 from engine.families.v41 import records as v41_records
 from engine.inspect.__main__ import main
@@ -249,3 +254,23 @@ def test_a_path_that_is_not_there_is_refused(tmp_path, capsys):
 
 def test_the_writers_are_the_families_under_test():
     assert list(tiny.WRITERS) == FAMILIES
+
+
+@pytest.mark.parametrize("family", QUANTIZED)
+def test_a_rank_costs_what_loading_by_rank_takes(tiny_folder, family):
+    folder = Folder(tiny_folder(family, True))
+    naming = import_module(f"{package_of(folder.config)}.names").NAMING
+    mine = parts(folder, naming, Rank(0, 4, 0, 1))
+    (cost,) = inspect(Question(folder.path, (1,), (4,))).ranks
+    text = {name: part for name, part in mine.items() if not name.startswith(("vision.", "aligner.", "image_"))}
+    assert cost.bytes == sum(part_bytes(folder, name, part) for name, part in text.items())
+
+
+def test_ranks_that_would_cut_a_block_are_refused_with_the_tensor(config, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(few_experts(config("v3"))))
+    with pytest.raises(InvalidParameter, match="in blocks of 128 do not divide among 128 tensor ranks") as refused:
+        inspect(Question(path, (128,)))
+    assert refused.value.field == "tp"
+    assert ".weight" in refused.value.message
+    assert "tensor ranks" in refused.value.fix
