@@ -191,8 +191,9 @@ class Intake:
         try:
             while transfer.queue:
                 async with self._commits:
-                    if transfer.queue:  # else it ended meanwhile
-                        await self._verify(transfer, transfer.queue.popleft())
+                    chunks = [*transfer.queue]  # none where it ended meanwhile
+                    transfer.queue.clear()
+                    await self._verify(transfer, chunks)
         except ServiceError as error:
             self._fail(transfer, error)
         except Exception as error:
@@ -201,13 +202,15 @@ class Intake:
         finally:
             transfer.committing = None
 
-    async def _verify(self, transfer: _Transfer, chunk: Chunk) -> None:
-        placements = [Placement(extent, transfer.place(extent)) for extent in chunk.extents]
-        await self._pool.commit(chunk.transfer, placements)
-        transfer.verified.update(((extent.group, extent.block), extent) for extent in chunk.extents)
-        transfer.ring.took(chunk.run)
-        if chunk.last:
-            self._pool.release(chunk.transfer, Writer.FINISHED)
+    async def _verify(self, transfer: _Transfer, chunks: list[Chunk]) -> None:
+        """All that waits at once: a change of thread for each chunk takes a third of the time of its copy."""
+        extents = [extent for chunk in chunks for extent in chunk.extents]
+        await self._pool.commit(transfer.landing.id, [Placement(extent, transfer.place(extent)) for extent in extents])
+        transfer.verified.update(((extent.group, extent.block), extent) for extent in extents)
+        for chunk in chunks:
+            transfer.ring.took(chunk.run)
+        if chunks and chunks[-1].last:
+            self._pool.release(transfer.landing.id, Writer.FINISHED)
             transfer.over.set()
         else:
             self._return(transfer)

@@ -12,7 +12,7 @@ from fabric.kvlink import verify
 from fabric.kvlink.verify import Placement, check_placements, copy_verified, digest
 from fabric.records import Extent
 
-PIECE = verify._PIECE_BYTES
+PIECE, SMALL = verify._PIECE_BYTES, verify._SMALL_BYTES
 
 
 def landing_with(sizes: list[int], seed: int) -> tuple[np.ndarray, list[Placement]]:
@@ -25,7 +25,7 @@ def landing_with(sizes: list[int], seed: int) -> tuple[np.ndarray, list[Placemen
     return memory, placements
 
 
-@pytest.mark.parametrize("size", [1, 15, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5])
+@pytest.mark.parametrize("size", [1, 15, SMALL, SMALL + 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5])
 def test_the_digest_of_pieces_is_the_digest_of_the_whole(size):
     memory, placements = landing_with([size, 7], seed=size)
     copy_verified(memory, placements)
