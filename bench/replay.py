@@ -32,20 +32,19 @@ THREADS = 2
 BUDGETS = (512, 2048)  # tokens of one step: the engine's default, and the whole prompt at once
 BLOCK = 128
 WIDE = {
-    "hidden_size": 384,
+    "hidden_size": 256,
     "num_attention_heads": 8,
-    "head_dim": 96,
-    "qk_rope_head_dim": 32,
-    "q_lora_rank": 192,
-    "o_lora_rank": 96,
+    "head_dim": 64,
+    "q_lora_rank": 128,
+    "o_lora_rank": 64,
     "sliding_window": 128,
     "index_head_dim": 64,
-    "index_topk": 256,
-    "candidate_topk_blocks": 96,
+    "index_topk": 128,
+    "candidate_topk_blocks": 64,
     "candidate_block_size": 8,
     "n_routed_experts": 16,
     "num_experts_per_tok": 4,
-    "moe_intermediate_size": 192,
+    "moe_intermediate_size": 128,
     "swiglu_limit": 10.0,
 }
 MODES = {
@@ -70,8 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     prompt = tuple(np.random.default_rng(options.seed).integers(3, 511, options.tokens).tolist())
     with tempfile.TemporaryDirectory() as name:
         folders = write_models(Path(name), options.seed)
-        rows = [*prefill_rows(folders, prompt, options.repeat), *hit_rows(folders, prompt, options.repeat)]
-        rows += deviation_rows(folders, prompt)
+        rows = [row for budget in BUDGETS for row in prefill_rows(folders, prompt, budget, options.repeat)]
+        rows += hit_rows(folders, prompt, options.repeat)
     return report(f"V4.1 bounded replay, prompt of {options.tokens} tokens, {THREADS} threads", rows, options.json)
 
 
@@ -115,43 +114,37 @@ def first_token(engine: Engine, prompt: tuple[int, ...], cache: bool) -> tuple[f
     return time.perf_counter() - started, found
 
 
-def prefill_rows(folders: dict[str, Path], prompt: tuple[int, ...], repeat: int) -> Iterator[Row]:
-    """A cold prefill with every row in every layer, and with the last window alone in the upper half."""
-    for budget in BUDGETS:
-        exact, replaying = (opened(folders[mode], budget, len(prompt)) for mode in ("exact", "decoder-side"))
-        pairs = [[first_token(engine, prompt, False)[0] for engine in (exact, replaying)] for _ in range(repeat)]
-        whole, trimmed = (statistics.median(times) for times in zip(*pairs, strict=True))
-        yield Row(f"prefill, steps of {budget}: exact", whole, "s")
-        yield Row(f"prefill, steps of {budget}: decoder-side replay", trimmed, "s")
-        yield Row(f"prefill, steps of {budget}: decoder-side replay / exact", trimmed / whole, "x", BAR)
+def prefill_rows(folders: dict[str, Path], prompt: tuple[int, ...], budget: int, repeat: int) -> Iterator[Row]:
+    """A cold prefill with every row in every layer, and with the last window alone in the upper half, in turn."""
+    exact, replaying = (opened(folders[mode], budget, len(prompt)) for mode in ("exact", "decoder-side"))
+    pairs = [[first_token(engine, prompt, False) for engine in (exact, replaying)] for _ in range(repeat)]
+    whole, trimmed = (statistics.median(seconds for seconds, _ in runs) for runs in zip(*pairs, strict=True))
+    yield Row(f"prefill, steps of {budget}: exact", whole, "s")
+    yield Row(f"prefill, steps of {budget}: decoder-side replay", trimmed, "s")
+    yield Row(f"prefill, steps of {budget}: decoder-side replay / exact", trimmed / whole, "x", BAR)
+    shift = moved(pairs[0][0][1], pairs[0][1][1])
+    yield Row(f"prefill, steps of {budget}: log probabilities moved by decoder-side replay", shift)
 
 
 def hit_rows(folders: dict[str, Path], prompt: tuple[int, ...], repeat: int) -> Iterator[Row]:
-    """The first token of a prompt whose last block alone is new: window restored from an anchor, or replayed."""
-    for mode in ("exact", "encoder-side", "both"):
-        times = []
-        for _ in range(repeat):
-            engine = opened(folders[mode], BUDGETS[0], len(prompt))
-            first_token(engine, prompt[: len(prompt) - BLOCK + 1], True)
-            seconds, first = first_token(engine, prompt, True)
-            if first.cached_tokens < len(prompt) - 2 * BLOCK:
-                raise RuntimeError(f"{mode}: only {first.cached_tokens} tokens were hit")
-            times.append(seconds)
-        held = engine.memory.index.anchors * engine.model.layout.window_bytes / 2**20
-        yield Row(f"first token after a hit of {first.cached_tokens} tokens: {mode}", statistics.median(times), "s")
-        yield Row(f"window state kept for it: {mode}", held, "MiB")
+    """A prompt of which the last block alone is new: window restored from an anchor, or replayed.
 
-
-def deviation_rows(folders: dict[str, Path], prompt: tuple[int, ...]) -> Iterator[Row]:
-    """How far the log probabilities of the 20 likeliest first tokens move; an exact hit moves nothing."""
-    _, exact = first_token(opened(folders["exact"], BUDGETS[0], len(prompt)), prompt, False)
-    for mode in MODES:
-        engine = opened(folders[mode], BUDGETS[0], len(prompt))
-        if mode != "decoder-side":
-            first_token(engine, prompt[: len(prompt) - BLOCK + 1], True)
-        _, found = first_token(engine, prompt, True)
-        what = "cold" if mode == "decoder-side" else f"hit of {found.cached_tokens} tokens"
-        yield Row(f"log probability moved, {mode}, {what}", moved(exact, found), "", 0 if mode == "exact" else None)
+    Log probabilities are held against a cold and exact run; an exact hit moves none.
+    """
+    engines = {mode: opened(folders[mode], BUDGETS[0], len(prompt)) for mode in ("exact", "encoder-side", "both")}
+    _, cold = first_token(engines["exact"], prompt, False)
+    for engine in engines.values():
+        first_token(engine, prompt[: len(prompt) - BLOCK + 1], True)
+    turns = [{mode: first_token(engine, prompt, True) for mode, engine in engines.items()} for _ in range(repeat)]
+    for mode, engine in engines.items():
+        found = turns[0][mode][1]
+        if found.cached_tokens < len(prompt) - 2 * BLOCK:
+            raise RuntimeError(f"{mode}: only {found.cached_tokens} tokens were hit")
+        name = f"hit of {found.cached_tokens} tokens, {mode}"
+        kept = engine.memory.index.anchors * engine.model.layout.window_bytes / 2**20
+        yield Row(f"{name}: first token", statistics.median(turn[mode][0] for turn in turns), "s")
+        yield Row(f"{name}: window state kept", kept, "MiB")
+        yield Row(f"{name}: log probabilities moved", moved(cold, found), "", 0 if mode == "exact" else None)
 
 
 def moved(exact: FirstToken, found: FirstToken) -> float:
