@@ -37,7 +37,6 @@ from fabric.kvlink.verify import digest
 from fabric.records import Extent, Landing
 
 TIMEOUT_S = 30.0
-WINDOW = 16 << 20
 TOKENS, TOKEN_BYTES, BLOCK_TOKENS = 77_000, 890, 128
 
 
@@ -130,10 +129,10 @@ async def _receive(pipe: Connection) -> Any:
 class Receiver:
     """Live blocks, a landing pool and the timing of one handoff."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self.pipe = pipe
+    def __init__(self, pipe: Connection, window_bytes: int) -> None:
+        self.pipe, self._window_bytes = pipe, window_bytes
         self.link = open_link("ucx://", "bench-target", 1)
-        self.pool = LandingPool(self.link, LARGE.nbytes + (32 << 20))
+        self.pool = LandingPool(self.link, LARGE.nbytes + window_bytes)
         self.intake = Intake(self.link, self.pool)
         self.following = asyncio.ensure_future(_follow(self.link, self.intake.noticed))
         largest = max(case.nbytes for case in CASES.values())
@@ -150,7 +149,7 @@ class Receiver:
         self.handoffs += 1
         owner = f"{case.name} {self.handoffs}"
         started = time.perf_counter()
-        self.pipe.send(("handoff", case.name, self.intake.open(owner, min(WINDOW, 2 * case.nbytes), place)))
+        self.pipe.send(("handoff", case.name, self.intake.open(owner, min(self._window_bytes, 2 * case.nbytes), place)))
         await self.intake.ready(owner, TIMEOUT_S)
         took = time.perf_counter() - started
         await self.intake.close(owner, Writer.FINISHED)
@@ -185,9 +184,9 @@ class Receiver:
         await self.link.close()
 
 
-async def measure(pipe: Connection, rounds: int) -> tuple[list[Row], str]:
+async def measure(pipe: Connection, rounds: int, window_bytes: int) -> tuple[list[Row], str]:
     """All rows, and the lane that carried them."""
-    receiver = Receiver(pipe)
+    receiver = Receiver(pipe, window_bytes)
     try:
         landing: Landing = receiver.pool.grant("bare", LARGE.nbytes)
         pushed = await receiver.ask("push", landing, rounds)
@@ -248,6 +247,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", type=Path, help="write the table as JSON, too")
     parser.add_argument("--rounds", type=int, default=21, help="handoffs of each size; ten times as many of 1 MiB")
     parser.add_argument("--chunk-bytes", type=int, default=4 << 20, help="bytes of one push of a pipelined transfer")
+    parser.add_argument("--window-bytes", type=int, default=16 << 20, help="landing memory of one transfer")
     options = parser.parse_args(arguments)
     ucx_lanes.prepare()
     context = multiprocessing.get_context("spawn")
@@ -255,7 +255,7 @@ def main(arguments: list[str]) -> int:
     process = context.Process(target=child, args=(there, options.chunk_bytes))
     process.start()
     try:
-        rows, lane = uvloop.run(measure(here, options.rounds))
+        rows, lane = uvloop.run(measure(here, options.rounds, options.window_bytes))
         process.join(10)
     finally:
         process.kill()
