@@ -96,8 +96,8 @@ def test_a_wrong_serving_section_is_refused(section: object, key: str) -> None:
 
 
 def test_options_are_off_unless_the_config_turns_them_on() -> None:
-    assert parse_options({}) == Options(False, False)
-    assert parse_options({"serving": {"decoder_replay": True}}) == Options(False, True)
+    assert parse_options({}) == Options()
+    assert parse_options({"serving": {"decoder_replay": True}}) == Options(decoder_replay=True)
 
 
 def test_both_names_lead_to_this_family() -> None:
