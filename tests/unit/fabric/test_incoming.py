@@ -1,0 +1,166 @@
+"""What a receiver makes of chunks that no honest writer sends, and of places that do not take them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from fabric.errors import Cancelled, DataLoss, DeadlineExceeded, Exhausted, Internal, InvalidArgument
+from fabric.kvlink import open_link
+from fabric.kvlink.credit import Run
+from fabric.kvlink.incoming import Intake
+from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.link import Notice
+from fabric.kvlink.messages import Chunk, GaveUp
+from fabric.kvlink.slabs import SlabState, Writer
+from fabric.kvlink.verify import digest
+from fabric.records import Extent
+from tests.support.link_peer import Placed
+
+RING = 4096
+WRITER, IMPOSTOR = ("prefill-1", 1), ("prefill-2", 1)
+
+
+class Desk:
+    """An intake whose ring the test itself fills and announces."""
+
+    def __init__(self, intake: Intake, pool: LandingPool) -> None:
+        self.intake, self.pool, self.placed = intake, pool, Placed()
+        self.landing = intake.open("t", RING, self.placed)
+
+    def write(self, offset: int, values: bytes) -> int:
+        """Bytes as a writer's push leaves them; returns their digest."""
+        start = self.landing.offset + offset
+        self.pool._memory[start : start + len(values)] = np.frombuffer(values, np.uint8)
+        return digest(np.frombuffer(values, np.uint8).copy())
+
+    def chunk(self, number: int, start: int, values: bytes, block: int, last: bool = False) -> Chunk:
+        offset = start % RING
+        extent = Extent("latent", block, 1, offset, len(values), self.write(offset, values))
+        return Chunk("t", number, Run(offset, start, start + len(values)), last, (extent,))
+
+    def say(self, message: Chunk | GaveUp, writer: tuple[str, int] = WRITER) -> None:
+        assert self.intake.noticed(Notice(*writer, message.pack()))
+
+    def block(self, number: int) -> bytes:
+        return self.placed.blocks["latent", number].tobytes()
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    link = open_link("inproc://", "decode-1", 1)
+    pool = LandingPool(link, 4 * RING, slab_bytes=1024, retire_after_s=1e9)
+    intake = Intake(link, pool)
+    yield Desk(intake, pool)
+    await intake.aclose()
+    await link.close()
+
+
+async def test_a_notice_of_another_protocol_is_left_to_others(desk):
+    assert not desk.intake.noticed(Notice(*WRITER, b"\x02ticket"))
+    assert desk.intake.noticed(Notice(*WRITER, b"\x10garbage"))  # of this one, and dropped
+
+
+async def test_a_chunk_that_is_announced_twice_or_early_is_placed_once_and_in_order(desk):
+    first, second = desk.chunk(0, 0, b"a" * 100, 0), desk.chunk(1, 100, b"b" * 100, 1, last=True)
+    desk.say(second)
+    desk.say(first)
+    desk.say(first)
+    extents = await desk.intake.ready("t", 5.0)
+    assert [extent.block for extent in extents] == [0, 1]
+    assert (desk.block(0), desk.block(1)) == (b"a" * 100, b"b" * 100)
+    assert desk.pool.stats().committed_bytes_total == 200
+    assert desk.pool.state("t") is SlabState.FREE
+
+
+async def test_a_block_that_is_sent_again_counts_as_it_came_last(desk):
+    desk.say(desk.chunk(0, 0, b"old " * 25, 0))
+    desk.say(desk.chunk(1, 100, b"new " * 25, 0, last=True))
+    (extent,) = await desk.intake.ready("t", 5.0)
+    assert desk.block(0) == b"new " * 25
+    assert extent.digest == digest(desk.placed.blocks["latent", 0])
+
+
+async def test_an_impostor_neither_writes_nor_ends_anothers_transfer(desk):
+    desk.say(desk.chunk(0, 0, b"a" * 100, 0))
+    desk.say(desk.chunk(1, 100, b"x" * 100, 1, last=True), IMPOSTOR)
+    desk.say(GaveUp("t"), IMPOSTOR)
+    with pytest.raises(DeadlineExceeded):
+        await desk.intake.ready("t", 0.1)
+    desk.say(desk.chunk(1, 100, b"b" * 100, 1, last=True))
+    assert len(await desk.intake.ready("t", 5.0)) == 2
+    assert desk.block(1) == b"b" * 100
+
+
+async def test_a_chunk_without_credit_ends_the_transfer(desk):
+    desk.say(desk.chunk(0, 0, b"a" * 4000, 0))
+    over = Chunk("t", 1, Run(0, 3 * RING, 3 * RING + 10), False, ())
+    desk.intake._open["t"].ring.taken_out = 100  # as if the first were still being copied
+    desk.say(over)
+    with pytest.raises(InvalidArgument, match="without credit"):
+        await desk.intake.ready("t", 5.0)
+
+
+async def test_an_extent_outside_its_chunk_is_refused_before_it_is_read(desk):
+    chunk = desk.chunk(0, 0, b"a" * 100, 0)
+    stretched = Chunk("t", 0, Run(0, 0, 50), True, chunk.extents)
+    desk.say(stretched)
+    with pytest.raises(InvalidArgument, match="not in its chunk"):
+        await desk.intake.ready("t", 5.0)
+    assert not desk.placed.blocks
+
+
+@pytest.mark.parametrize(
+    ("raised", "seen"), [(InvalidArgument("no such block", field="block"), InvalidArgument), (KeyError(7), Internal)]
+)
+async def test_a_place_that_does_not_take_an_extent_ends_the_transfer_not_the_intake(desk, raised, seen):
+    def refuse(_: Extent) -> np.ndarray:
+        raise raised
+
+    desk.intake._open["t"].place = refuse
+    desk.say(desk.chunk(0, 0, b"a" * 100, 0, last=True))
+    with pytest.raises(seen):
+        await desk.intake.ready("t", 5.0)
+    await desk.intake.close("t", Writer.FINISHED)
+    other = desk.intake.open("other", RING, desk.placed)
+    assert other.size == RING
+
+
+async def test_a_writer_that_gives_up_frees_the_landing_at_once_and_a_late_word_frees_one_in_doubt(desk):
+    desk.say(desk.chunk(0, 0, b"a" * 100, 0))
+    desk.say(GaveUp("t"))
+    with pytest.raises(Cancelled):
+        await desk.intake.ready("t", 5.0)
+    assert desk.pool.state("t") is SlabState.FREE
+    desk.intake.open("later", RING, desk.placed)
+    assert await desk.intake.close("later", Writer.UNKNOWN)
+    assert desk.pool.state("later") is SlabState.QUARANTINED
+    desk.say(GaveUp("later"))
+    assert desk.pool.state("later") is SlabState.FREE
+    assert not await desk.intake.close("later", Writer.DEAD)
+
+
+async def test_one_wrong_digest_ends_the_transfer_and_what_follows_is_not_placed(desk):
+    good, wrong = desk.chunk(0, 0, b"a" * 100, 0), desk.chunk(1, 100, b"b" * 100, 1)
+    desk.write(150, b"!")
+    desk.say(good)
+    desk.say(wrong)
+    with pytest.raises(DataLoss, match="block 1"):
+        await desk.intake.ready("t", 5.0)
+    desk.say(desk.chunk(2, 200, b"c" * 100, 2, last=True))
+    await asyncio.sleep(0)
+    assert ("latent", 2) not in desk.placed.blocks
+    assert desk.pool.state("t") is SlabState.FREE  # that was its last: it writes no more
+
+
+async def test_landings_are_bounded_and_every_ending_returns_them(desk):
+    for owner in ("a", "b", "c"):
+        desk.intake.open(owner, RING, desk.placed)
+    with pytest.raises(Exhausted):
+        desk.intake.open("d", RING, desk.placed)
+    for owner in ("t", "a", "b", "c"):
+        assert await desk.intake.close(owner, Writer.NEVER_STARTED)
+    assert desk.pool.stats().free == 16
