@@ -87,15 +87,16 @@ def traced(request: pytest.FixtureRequest) -> tuple[V41, Tensors, dict[tuple[str
     told: dict[tuple[str, int], Any] = {}
     family.probe = lambda what, layer, value: told.__setitem__((what, layer), value)
     pool = fresh_pool(family)
-    run_in_chunks(family, pool, reference["ids"].tolist(), 64)
+    told["logits", -1] = run_in_chunks(family, pool, reference["ids"].tolist(), 64)
     return family, reference, told, pool
 
 
-def test_streams_and_mixing_equal_the_trace_in_every_layer(traced: tuple) -> None:
+def test_streams_mixing_and_logits_equal_the_trace_in_every_layer(traced: tuple) -> None:
     _, reference, told, _ = traced
     for layer in range(12):
         assert (told["streams", layer] - reference[f"X_after_{layer}"]).abs().max() <= BAR
         assert (told["pre", layer] - reference[f"pre_after_{layer}"]).abs().max() <= BAR
+    assert (told["logits", -1] - reference["logits"]).abs().max() <= BAR
     for layer in (9, 10, 11):  # what a draft model is fed with
         assert (told["entering", layer].mean(1) - reference[f"stream_mean_entering_{layer}"]).abs().max() <= BAR
 
