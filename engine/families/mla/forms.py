@@ -57,3 +57,18 @@ def forms(config: MlaConfig, rows: Ragged, expandable: bool) -> Forms:
         tables=rows.tables[kept],
     )
     return Forms(tuple(map(int, np.flatnonzero(cheaper))), rest, at)
+
+
+def alone(rows: Ragged, at: np.ndarray) -> Ragged:
+    """Rows `at` of a batch, each as a sequence of its own whose earlier rows are cached."""
+    sequences, count = rows.sequences[at], len(at)
+    return replace(
+        rows,
+        tokens=rows.tokens[at],
+        positions=rows.positions[at],
+        sequences=np.arange(count, dtype=np.int32),
+        starts=np.arange(count + 1, dtype=np.int32),
+        context=rows.positions[at],
+        slots=rows.slots[sequences],
+        tables=rows.tables[sequences],
+    )

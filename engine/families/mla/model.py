@@ -12,7 +12,7 @@ from engine.checkpoint.reader import Progress, Reader
 from engine.families.mla.attention import Attention, Step
 from engine.families.mla.build import build
 from engine.families.mla.config import MlaConfig, parse
-from engine.families.mla.forms import forms
+from engine.families.mla.forms import alone, forms
 from engine.families.mla.layout import mla_layout
 from engine.families.mla.mtp import MlaDraft
 from engine.families.mla.names import upstream
@@ -59,16 +59,31 @@ class Mla:
 
         Exact for any chunking. Raises ValueError for a batch that does not fit the cache.
         """
-        wanted = self.trunk(batch, cache)[torch.from_numpy(np.asarray(batch.logit_rows, np.int64))]
-        return self._ops.linear(self.normed(wanted), self.weights.logits)
+        step, last = self.begin(batch, cache), len(self.weights.layers) - 1
+        x = self._last(self._through(last, step), np.asarray(batch.logit_rows, np.int64), last, step)
+        return self._ops.linear(self.normed(x), self.weights.logits)
 
     def trunk(self, batch: RaggedBatch, cache: CachePool) -> torch.Tensor:
         """Hidden states of all rows before the last norm, fp32 [rows, hidden]; writes and raises as `forward`."""
-        step = self.begin(batch, cache)
+        return self._through(len(self.weights.layers), self.begin(batch, cache))
+
+    def _through(self, layers: int, step: Step) -> torch.Tensor:
+        """Embeddings of all rows behind the first `layers` layers."""
         x = self.weights.embedding[torch.from_numpy(step.rows.tokens)].to(torch.float32)
-        for i, layer in enumerate(self.weights.layers):
+        for i, layer in enumerate(self.weights.layers[:layers]):
             x = self.run(x, layer, i, step)
         return x
+
+    def _last(self, x: torch.Tensor, wanted: np.ndarray, index: int, step: Step) -> torch.Tensor:
+        """The last layer for the rows `wanted` alone: of the others nothing but their cached rows is ever read."""
+        ops, layer, eps = self._ops, self.weights.layers[index], self.config.norm_eps
+        if layer.indexer is not None or 2 * len(wanted) > len(x):
+            return self.run(x, layer, index, step)[torch.from_numpy(wanted)]
+        pages = step.cache.pages("latent", index)
+        projected = ops.linear(ops.norm(x, layer.attention_norm, eps), layer.input)
+        ops.store_latent(projected, layer.attention, step.rows, pages, step.rope)
+        x = x[torch.from_numpy(wanted)]
+        return ops.mla_layer(x, layer.whole(eps), alone(step.rows, wanted), pages, step.rope) if len(x) else x
 
     def begin(self, batch: RaggedBatch, cache: CachePool) -> Step:
         """What all layers of one forward share. Raises ValueError for a batch that does not fit the cache."""
