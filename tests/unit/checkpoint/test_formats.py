@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.formats import FormatError, fp4_packed, fp8_blocks, scale_values
@@ -116,3 +117,59 @@ def test_quantizing_what_was_dequantized_changes_nothing() -> None:
     assert (once - weight).abs().max() < 0.2
     packed = fp4_packed(*fp4_quantize(weight))
     assert torch.equal(fp4_packed(*fp4_quantize(packed)), packed)
+
+
+@pytest.mark.parametrize("block", [128, 32, 40])
+@pytest.mark.parametrize("exponents", [False, True], ids=["fp32", "ue8m0"])
+def test_blocks_of_every_published_size_equal_plain_arithmetic(block: int, exponents: bool, tmp_path: Path) -> None:
+    """All 254 finite codes, ragged last blocks, and scales from very small to very large: one rounding, to fp32."""
+    generator = torch.Generator().manual_seed(block)
+    codes = torch.randint(0, 127, (200, 300), dtype=torch.uint8, generator=generator)
+    codes |= torch.randint(0, 2, (200, 300), dtype=torch.uint8, generator=generator) << 7
+    shape = (-(-200 // block), -(-300 // block))
+    exponent = torch.randint(20, 235, shape, dtype=torch.uint8, generator=generator)
+    scale = exponent if exponents else torch.rand(shape, generator=generator) * 1e-3 + 1e-6
+    stored = scale.view(torch.float8_e8m0fnu) if exponents else scale
+    save_file({"w.weight": codes.view(torch.float8_e4m3fn), "w.scale": stored}, tmp_path / "model.safetensors")
+    config = {"quantization_config": {"weight_block_size": [block, block]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    values = np.array([e4m3(code) for code in range(256)])[codes.numpy()]
+    factors = 2.0 ** (scale.numpy().astype(np.float64) - 127) if exponents else scale.numpy().astype(np.float64)
+    wanted = values * factors[np.arange(200)[:, None] // block, np.arange(300)[None] // block]
+    found = Reader(Folder(tmp_path), str).floats("w.weight", 200, 300).numpy()
+    assert found.tobytes() == wanted.astype(np.float32).tobytes()
+
+
+def test_fp4_equals_plain_arithmetic_for_every_code_and_every_scale_that_stays_finite(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(3)
+    packed = torch.randint(0, 256, (50, 80), dtype=torch.uint8, generator=generator)
+    scale = torch.arange(0, 250, dtype=torch.uint8).view(50, 5)
+    tensors = {"w.weight": packed.view(torch.int8), "w.scale": scale.view(torch.float8_e8m0fnu)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    codes = np.stack([packed.numpy() & 15, packed.numpy() >> 4], -1).reshape(50, 160)
+    values = np.array([*FP4, *(-value for value in FP4)])[codes]
+    wanted = values * 2.0 ** (scale.numpy().astype(np.float64)[:, np.arange(160) // 32] - 127)
+    found = Reader(Folder(tmp_path), str).floats("w.weight", 50, 160).numpy()
+    assert np.array_equal(found.astype(np.float64), wanted)
+
+
+@pytest.mark.parametrize(("quantized", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_a_bank_holds_every_value_of_its_experts_in_as_few_bytes_as_that_takes(
+    quantized: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    folder = write_tiny(tmp_path, TinySpec(upstream=True, quantized=quantized))
+    names = [f"layers.2.ffn.experts.{e}.w1.weight" for e in range(8)]
+    last = torch.full((64, 128), 1 / 3) if not quantized else torch.ones(64, 128)
+    bank = Reader(Folder(folder), upstream).stack(names, 64, 128, then=[last])
+    reader = Reader(Folder(folder), upstream)
+    assert bank.dtype == dtype
+    assert torch.equal(bank.float(), torch.stack([*(reader.floats(name, 64, 128) for name in names), last]))
+
+
+def test_a_bank_with_one_weight_that_bf16_cannot_hold_stays_in_fp32(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path, TinySpec(upstream=True, quantized=True))
+    names = ["layers.2.ffn.experts.0.w1.weight"]
+    assert Reader(Folder(folder), upstream).stack(names, 64, 128, then=[torch.full((64, 128), 0.3)])[
+        1, 0, 0
+    ] == torch.tensor(0.3)
