@@ -6,8 +6,8 @@ A message starts with one byte that names its kind, 0x10 to 0x13, so that it can
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from fabric.kvlink.credit import Run
 from fabric.kvlink.verify import DIGEST_KIND
 from fabric.records import Extent, LinkAddress
 
+# Group, block, valid entries, offset, size, digest.
+Row = tuple[str, int, int, int, int, int]
 _CHUNK, _GAVE_UP, _CREDIT, _REFUSAL = 0x10, 0x11, 0x12, 0x13
 _RUN = struct.Struct("<QQQQB")
 _SIZE = struct.Struct("<I")
@@ -43,16 +45,8 @@ class Chunk:
     reply: LinkAddress | None = None
 
     def pack(self) -> bytes:
-        groups = list(dict.fromkeys(extent.group for extent in self.extents))
-        index = {group: at for at, group in enumerate(groups)}
-        rows = [(index[e.group], e.block, e.valid_entries, e.offset, e.size, e.digest) for e in self.extents]
-        run = _RUN.pack(self.number, self.run.offset, self.run.start, self.run.end, self.last)
-        texts = [self.transfer, DIGEST_KIND, *groups]
-        parts = [*map(str.encode, texts), run, np.array(rows, _EXTENT).tobytes()]
-        if self.reply is not None:
-            reply = self.reply
-            parts += [reply.url.encode(), reply.peer.encode(), str(reply.epoch).encode(), reply.metadata]
-        return _pack(_CHUNK, [str(len(groups)).encode(), *parts])
+        rows = [(e.group, e.block, e.valid_entries, e.offset, e.size, e.digest) for e in self.extents]
+        return pack_chunk(self.transfer, self.number, self.run, self.last, rows, self.reply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +85,20 @@ class Refusal:
 Message = Chunk | GaveUp | Credit | Refusal
 
 
+def pack_chunk(
+    transfer: str, number: int, run: Run, last: bool, rows: Sequence[Row], reply: LinkAddress | None
+) -> bytes:
+    """`Chunk.pack` of extents that need not be made: `rows` are their fields in order."""
+    index: dict[str, int] = {}
+    numbered = [(index.setdefault(g, len(index)), b, v, o, s, d) for g, b, v, o, s, d in rows]
+    where = _RUN.pack(number, run.offset, run.start, run.end, last)
+    texts = [str(len(index)), transfer, DIGEST_KIND, *index]
+    parts = [*map(str.encode, texts), where, np.array(numbered, _EXTENT).tobytes()]
+    if reply is not None:
+        parts += [reply.url.encode(), reply.peer.encode(), str(reply.epoch).encode(), reply.metadata]
+    return _pack(_CHUNK, parts)
+
+
 def is_for_receiver(payload: bytes) -> bool:
     """Whether a notice is what a sender says; see `unpack`."""
     return payload[:1] in (b"\x10", b"\x11")
@@ -119,15 +127,6 @@ def unpack(payload: bytes) -> Message:
     raise InvalidArgument("not a message of a pipelined transfer", field="notice")
 
 
-class _Row(NamedTuple):
-    group: int
-    block: int
-    valid_entries: int
-    offset: int
-    size: int
-    digest: int
-
-
 def _chunk(parts: list[bytes]) -> Chunk:
     count = int(parts[0])
     transfer, kind, *groups = (part.decode() for part in parts[1 : 3 + count])
@@ -135,8 +134,8 @@ def _chunk(parts: list[bytes]) -> Chunk:
     if kind != DIGEST_KIND:
         raise InvalidArgument(f"sealed with {kind!r}, not {DIGEST_KIND!r}", field="digest_kind")
     number, offset, start, end, last = _RUN.unpack(run)
-    table = [_Row(*row) for row in np.frombuffer(rows, _EXTENT).tolist()]
-    extents = tuple(Extent(groups[row.group], *row[1:]) for row in table)
+    table = np.frombuffer(rows, _EXTENT).tolist()
+    extents = tuple([Extent(groups[g], b, v, o, s, d) for g, b, v, o, s, d in table])
     address = None
     if reply:
         url, peer, epoch, metadata = reply

@@ -13,9 +13,9 @@ from fabric.errors import DeadlineExceeded, InvalidArgument, ServiceError, from_
 from fabric.kvlink import messages
 from fabric.kvlink.credit import FairQueue, Flow, Run, SendRing, Turn, cut
 from fabric.kvlink.link import Link, Notice, Offsets, Region, Write
-from fabric.kvlink.messages import Chunk, Credit, GaveUp, Refusal
+from fabric.kvlink.messages import Credit, GaveUp, Refusal
 from fabric.kvlink.plan import lay_out, write_to
-from fabric.records import Extent, Landing, LinkAddress
+from fabric.records import Landing, LinkAddress
 from fabric.telemetry import logs
 from fabric.wire import ErrorDetail
 
@@ -36,10 +36,6 @@ class Piece:
     start: int
     size: int
     digest: int
-
-    def at(self, offset: int) -> Extent:
-        """The extent at a place of the landing."""
-        return Extent(self.group, self.block, self.valid_entries, offset, self.size, self.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +170,11 @@ class Outgoing:
         total = int(sizes.sum())
         run = await self._place(total)
         offsets = run.offset + lay_out(sizes)
-        extents = tuple(piece.at(offset) for piece, offset in zip(pieces, offsets.tolist(), strict=True))
-        notify = Chunk(self._landing.id, self._chunks, run, last, extents, self._reply(run)).pack()
+        rows = [
+            (piece.group, piece.block, piece.valid_entries, offset, piece.size, piece.digest)
+            for piece, offset in zip(pieces, offsets.tolist(), strict=True)
+        ]
+        notify = messages.pack_chunk(self._landing.id, self._chunks, run, last, rows, self._reply(run))
         if not total:
             await self._push([], notify)
         else:
@@ -227,9 +226,11 @@ async def _before(timeout_s: float, event: Awaitable[object], what: str) -> None
 
 def _writes(landing: Landing, pieces: Sequence[Piece], offsets: Offsets, sizes: Offsets) -> list[Write]:
     """One write for every source region, its pieces in order."""
-    regions = {id(piece.source): piece.source for piece in pieces}
-    of = np.array([id(piece.source) for piece in pieces])
     starts = np.array([piece.start for piece in pieces], np.int64)
+    regions = {id(piece.source): piece.source for piece in pieces}
+    if len(regions) == 1:
+        return [write_to(landing, pieces[0].source, starts, offsets, sizes)]
+    of = np.array([id(piece.source) for piece in pieces])
     return [
         write_to(landing, region, starts[of == key], offsets[of == key], sizes[of == key])
         for key, region in regions.items()
