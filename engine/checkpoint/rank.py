@@ -6,9 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from engine.errors import EngineError, InvalidParameter
 
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
@@ -62,10 +64,13 @@ class Part:
 
 def split_of(name: str, rules: Sequence[Rule]) -> Split | None:
     """What the first matching rule says of an upstream name; None if the family has no such tensor."""
-    for rule in rules:
-        if re.search(rule.pattern, name):
-            return rule.split
-    return None
+    return _split(_NUMBER.sub("0", name), tuple(rules))
+
+
+@lru_cache(maxsize=4096)
+def _split(name: str, rules: tuple[Rule, ...]) -> Split | None:
+    """For the names of all layers and experts at once: rules ask for no particular one."""
+    return next((rule.split for rule in rules if re.search(rule.pattern, name)), None)
 
 
 def expert_of(name: str) -> int | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from functools import lru_cache
 
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 
 
@@ -51,4 +53,10 @@ def part_of_model(name: str, layers: int) -> Part:
     layer = _LAYER.match(name)
     if name.startswith("mtp.") or (layer and int(layer[1]) >= layers):
         return Part.DRAFT
+    return _part(_NUMBER.sub("0", name))
+
+
+@lru_cache(maxsize=4096)
+def _part(name: str) -> Part:
+    """For the names of all layers and experts at once."""
     return next((part for pattern, part in _RULES if re.search(pattern, name)), Part.NORMS)
