@@ -73,11 +73,11 @@ class Loader:
 
     async def _load(self, ask: PrefillAsk) -> None:
         usable = (len(ask.tokens) - 1) // self._layout.block_tokens
-        if not usable or not ask.reads_cache:
+        if usable * self._layout.block_tokens <= self._layout.replay.tokens or not ask.reads_cache:
             return
         local = await self._engine.call(self._engine.engine.lookup, ask.tokens, ask.salt)
         store = self._stores.home(local.keys[0])
-        if store is None or local.hit_tokens == usable * self._layout.block_tokens:
+        if store is None or self._here(local) >= usable:
             return
         names = self._names(ask, local, usable)
         found = await self._find(store, names, local)
@@ -92,13 +92,17 @@ class Loader:
     ) -> tuple[rpc.KvStoreServiceStub, int] | None:
         """A store with a longer usable prefix than is here, following its hint to another one once."""
         reply = await self._lookup(store, names)
-        here = local.hit_tokens // self._layout.block_tokens
+        here = self._here(local)
         if reply.other_blocks and self._usable(reply) + reply.other_blocks > here:
             other = self._stores.named(reply.other_instance)
             second = await self._lookup(other, names) if other is not None else reply
             if other is not None and self._usable(second) > self._usable(reply):
                 store, reply = other, second
         return (store, self._usable(reply)) if self._usable(reply) > here else None
+
+    def _here(self, local: LocalPrefix) -> int:
+        """Blocks that this worker's own cache can continue."""
+        return local.hit_tokens // self._layout.block_tokens if self._layout.anchored else local.matched_blocks
 
     def _usable(self, reply: pb.LookupResponse) -> int:
         """Blocks of the store's prefix that can be continued: all of them where no anchor has to follow."""
