@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.families.mla.fields import Fields, wrong
+from engine.families.fields import Fields, refusal
 from engine.families.mla.scaling import Rotary, rotary
 
 _SIGMOID = {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",)}
@@ -70,8 +70,7 @@ class MlaConfig:
 def parse(config: dict[str, Any]) -> MlaConfig:
     """Raises CheckpointError naming the key for anything missing, of the wrong kind, or of another family."""
     fields, model_type = Fields(config), model_type_of(config)
-    for key, accepted in {**_SAME, **(_SOFTMAX if model_type == "deepseek_v2" else _SIGMOID)}.items():
-        fields.expect(key, accepted)
+    fields.expect({**_SAME, **(_SOFTMAX if model_type == "deepseek_v2" else _SIGMOID)})
     count, layers = fields.count, fields.count("num_hidden_layers")
     parsed = MlaConfig(
         model_type=model_type,
@@ -109,7 +108,7 @@ def model_type_of(config: dict[str, Any]) -> str:
     for name in named:
         if name in known:
             return name
-    raise wrong("model_type", f"{config.get('model_type')!r} is none of {', '.join(known)}", "restore config.json")
+    raise refusal("model_type", f"{config.get('model_type')!r} is none of {', '.join(known)}", "restore config.json")
 
 
 def _listed(config: dict[str, Any]) -> list[str]:
@@ -124,7 +123,7 @@ def _dense(fields: Fields, layers: int) -> tuple[bool, ...]:
         return tuple(kind == "dense" for kind in kinds)
     first = fields.count_or_zero("first_k_dense_replace")
     if first > layers:
-        raise wrong("first_k_dense_replace", f"{first} of {layers} layers", "restore config.json")
+        raise refusal("first_k_dense_replace", f"{first} of {layers} layers", "restore config.json")
     return tuple(layer < first for layer in range(layers))
 
 
@@ -147,18 +146,18 @@ def _check(config: MlaConfig, given: dict[str, Any]) -> None:
     """Relations between fields."""
     if given.get("num_key_value_heads", config.heads) not in (None, config.heads):
         message = f"{given['num_key_value_heads']!r} differs from num_attention_heads {config.heads}"
-        raise wrong("num_key_value_heads", message, "give both the same value")
+        raise refusal("num_key_value_heads", message, "give both the same value")
     if config.rope % 2:
-        raise wrong("qk_rope_head_dim", f"{config.rope} is odd", "restore config.json")
+        raise refusal("qk_rope_head_dim", f"{config.rope} is odd", "restore config.json")
     routing, size = config.routing, config.experts // config.routing.groups
     if config.experts % routing.groups or size < (2 if routing.sigmoid else 1):
-        raise wrong("n_group", f"{config.experts} experts do not fill {routing.groups} groups", "restore config.json")
+        raise refusal("n_group", f"{config.experts} experts do not fill {routing.groups} groups", "restore config.json")
     if routing.kept_groups > routing.groups:
-        raise wrong("topk_group", f"more than the {routing.groups} groups", "restore config.json")
+        raise refusal("topk_group", f"more than the {routing.groups} groups", "restore config.json")
     if config.experts_per_token > routing.kept_groups * size:
         message = f"more than the {routing.kept_groups * size} experts of the kept groups"
-        raise wrong("num_experts_per_tok", message, "restore config.json")
+        raise refusal("num_experts_per_tok", message, "restore config.json")
     if config.index is not None and config.index.width < config.rope:
-        raise wrong("index_head_dim", f"narrower than the rotary part ({config.rope})", "restore config.json")
+        raise refusal("index_head_dim", f"narrower than the rotary part ({config.rope})", "restore config.json")
     if config.index is not None and config.query_rank is None:
-        raise wrong("q_lora_rank", "the indexer needs the query latent", "restore config.json")
+        raise refusal("q_lora_rank", "the indexer needs the query latent", "restore config.json")

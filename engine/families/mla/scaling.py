@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from engine.families.mla.fields import Fields, wrong
-from engine.families.yarn import Rope, Yarn
+from engine.families.fields import Fields, refusal, rope_of
+from engine.families.yarn import Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,30 +24,17 @@ def rotary(config: dict[str, Any]) -> Rotary:
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     given = config.get(key) or {}
     if not isinstance(given, dict):
-        raise wrong(key, f"{given!r} is not an object", "restore config.json")
-    theta = Fields({"rope_theta": given.get("rope_theta", config.get("rope_theta", 1e4))}).number("rope_theta", 1e4)
-    if theta <= 1:
-        raise wrong("rope_theta", f"{theta!r} is not a base", "restore config.json")
-    kind = given.get("rope_type", given.get("type", "default"))
-    if kind == "default":
-        return Rotary(Rope(theta, None), 1.0, 1.0)
-    if kind != "yarn":
-        raise wrong(key, f"type {kind!r} is not supported", "these models use yarn or none")
-    return _yarn(theta, given, key)
-
-
-def _yarn(theta: float, given: dict[str, Any], key: str) -> Rotary:
-    for needed in ("factor", "original_max_position_embeddings"):
-        if given.get(needed) is None:
-            raise wrong(key, f"{needed} is missing", "restore config.json")
+        raise refusal(key, f"{given!r} is not an object", "restore config.json")
+    theta = Fields({"rope_theta": given.get("rope_theta", config.get("rope_theta", 1e4))}).base("rope_theta")
+    rope = rope_of(theta, given, key)
+    if rope.yarn is None:
+        return Rotary(rope, 1.0, 1.0)
     if given.get("attention_factor") is not None:
-        raise wrong(key, "attention_factor is not supported", "give mscale and mscale_all_dim instead")
-    fields = Fields(given)
-    factor, original = fields.number("factor", 1.0), fields.count("original_max_position_embeddings")
-    yarn = Yarn(factor, original, fields.number("beta_fast", 32.0), fields.number("beta_slow", 1.0))
-    one, every = (fields.number(name, 1.0) if given.get(name) else 0.0 for name in ("mscale", "mscale_all_dim"))
+        raise refusal(key, "attention_factor is not supported", "give mscale and mscale_all_dim instead")
+    fields, factor = Fields(given), rope.yarn.factor
+    one, every = (fields.number(name) if given.get(name) else 0.0 for name in ("mscale", "mscale_all_dim"))
     amplitude = _gain(factor, one) / _gain(factor, every) if one and every else _gain(factor, 1.0)
-    return Rotary(Rope(theta, yarn), amplitude, _gain(factor, every) ** 2)
+    return Rotary(rope, amplitude, _gain(factor, every) ** 2)
 
 
 def _gain(factor: float, mscale: float) -> float:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from engine.checkpoint.errors import CheckpointError
-from engine.families.yarn import Rope, Yarn
+from engine.families.fields import Fields, refusal, rope_of
+from engine.families.yarn import Rope
 
-_EXPECTED = {  # mechanisms every published V4 has; another value would need other code
-    "num_key_value_heads": 1,
-    "n_shared_experts": 1,
-    "scoring_func": "sqrtsoftplus",
-    "topk_method": "noaux_tc",
-    "norm_topk_prob": True,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
+MECHANISMS: dict[str, tuple[object, ...]] = {  # of every published V4 and V4.1; another value would need other code
+    "num_key_value_heads": (1,),
+    "n_shared_experts": (1,),
+    "scoring_func": ("sqrtsoftplus",),
+    "topk_method": ("noaux_tc",),
+    "norm_topk_prob": (True,),
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "tie_word_embeddings": (False,),
 }
 
 
@@ -79,8 +77,9 @@ class V4Config:
 
 def parse(config: dict[str, Any]) -> V4Config:
     """Raises CheckpointError naming the key for anything missing, of the wrong kind, or not V4."""
-    _check_mechanisms(config)
-    count, number = _integer(config), _float(config)
+    fields = Fields(config)
+    fields.expect(MECHANISMS)
+    count, number = fields.count, fields.number
     layers = _layers(config, count("num_hidden_layers"))
     csa_rate, hca_rate = _rates(config)
     parsed = V4Config(
@@ -112,41 +111,11 @@ def parse(config: dict[str, Any]) -> V4Config:
         main_rope=_rope(config, "main"),
         compress_rope=_rope(config, "compress"),
         max_context_tokens=count("max_position_embeddings"),
-        eos_token_ids=_eos(config),
+        eos_token_ids=fields.tokens("eos_token_id", 1),
         mtp_layers=int(config.get("num_nextn_predict_layers") or 0),
     )
     _check(parsed)
     return parsed
-
-
-def _check_mechanisms(config: dict[str, Any]) -> None:
-    for key, expected in _EXPECTED.items():
-        if config.get(key, expected) != expected:
-            raise _error(key, f"{config[key]!r} is not supported", f"V4 has {expected!r}")
-
-
-def _error(key: str, message: str, fix: str) -> CheckpointError:
-    return CheckpointError(message, file="config.json", item=key, fix=fix)
-
-
-def _integer(config: dict[str, Any]) -> Callable[[str], int]:
-    def read(key: str) -> int:
-        value = config.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise _error(key, f"{value!r} is not a positive integer", "restore the published config.json")
-        return value
-
-    return read
-
-
-def _float(config: dict[str, Any]) -> Callable[[str, float], float]:
-    def read(key: str, default: float) -> float:
-        value = config.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-            raise _error(key, f"{value!r} is not a positive number", "restore the published config.json")
-        return float(value)
-
-    return read
 
 
 def _layers(config: dict[str, Any], count: int) -> tuple[LayerKind, ...]:
@@ -155,18 +124,18 @@ def _layers(config: dict[str, Any], count: int) -> tuple[LayerKind, ...]:
     if (named := config.get("layer_types")) is not None:
         if not isinstance(named, list) or len(named) != count:
             found = len(named) if isinstance(named, list) else named
-            raise _error("layer_types", f"{found} entries for {count} layers", "list one type per layer")
+            raise refusal("layer_types", f"{found} entries for {count} layers", "list one type per layer")
         if unknown := set(named) - set(kinds):
-            raise _error("layer_types", f"{sorted(map(str, unknown))} unknown", f"use {', '.join(kinds)}")
+            raise refusal("layer_types", f"{sorted(map(str, unknown))} unknown", f"use {', '.join(kinds)}")
         return tuple(kinds[name] for name in named)
     ratios = config.get("compress_ratios")
     if not isinstance(ratios, list) or len(ratios) < count:
         found = len(ratios) if isinstance(ratios, list) else ratios
-        raise _error("compress_ratios", f"{found} entries for {count} layers", "list one ratio per layer")
+        raise refusal("compress_ratios", f"{found} entries for {count} layers", "list one ratio per layer")
     csa_rate, hca_rate = _rates(config)
     by_ratio = {0: LayerKind.SLIDING, csa_rate: LayerKind.CSA, hca_rate: LayerKind.HCA}
     if unknown := {r for r in ratios[:count] if r not in by_ratio}:
-        raise _error("compress_ratios", f"{sorted(unknown)} unknown", f"use 0, {csa_rate} or {hca_rate}")
+        raise refusal("compress_ratios", f"{sorted(unknown)} unknown", f"use 0, {csa_rate} or {hca_rate}")
     return tuple(by_ratio[ratio] for ratio in ratios[:count])
 
 
@@ -175,20 +144,20 @@ def _rates(config: dict[str, Any]) -> tuple[int, int]:
     csa, hca = given.get(LayerKind.CSA.value, 4), given.get(LayerKind.HCA.value, 128)
     for rate in (csa, hca):
         if not isinstance(rate, int) or rate < 2:
-            raise _error("compress_rates", f"{rate!r} is not a rate", "use integers of at least 2")
+            raise refusal("compress_rates", f"{rate!r} is not a rate", "use integers of at least 2")
     if csa == hca:
-        raise _error("compress_rates", "both rates are equal", "give the two layer types different rates")
+        raise refusal("compress_rates", "both rates are equal", "give the two layer types different rates")
     return csa, hca
 
 
 def _hashed(config: dict[str, Any], count: int) -> tuple[bool, ...]:
     if (named := config.get("mlp_layer_types")) is not None:
         if not isinstance(named, list) or len(named) != count or set(named) - {"hash_moe", "moe"}:
-            raise _error("mlp_layer_types", f"{named!r} does not fit {count} layers", "list hash_moe or moe per layer")
+            raise refusal("mlp_layer_types", f"{named!r} does not fit {count} layers", "list hash_moe or moe per layer")
         return tuple(name == "hash_moe" for name in named)
     hashed = config.get("num_hash_layers")
     if not isinstance(hashed, int) or not 0 <= hashed <= count:
-        raise _error("num_hash_layers", f"{hashed!r} is not in 0 .. {count}", "restore the published config.json")
+        raise refusal("num_hash_layers", f"{hashed!r} is not in 0 .. {count}", "restore the published config.json")
     return tuple(layer < hashed for layer in range(count))
 
 
@@ -200,7 +169,7 @@ def _rope_dim(config: dict[str, Any], head_dim: int) -> int:
         factor = config.get("partial_rotary_factor") or main.get("partial_rotary_factor")
         width = int(head_dim * factor) if isinstance(factor, int | float) else None
     if not isinstance(width, int) or width < 2 or width % 2 or width > head_dim:
-        raise _error("qk_rope_head_dim", f"{width!r} does not fit head_dim {head_dim}", "give an even width within it")
+        raise refusal("qk_rope_head_dim", f"{width!r} does not fit head_dim {head_dim}", "give an even width within it")
     return width
 
 
@@ -215,35 +184,14 @@ def _rope(config: dict[str, Any], table: str) -> Rope:
     )
     if isinstance(nested, dict):
         theta = nested.get("rope_theta", theta)
-    if not isinstance(theta, int | float) or theta <= 1:
-        raise _error(key, f"{theta!r} is not a base", "restore the published config.json")
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in ("default", "yarn"):
-        raise _error("rope_scaling", f"type {kind!r} is not supported", "V4 uses yarn or none")
-    return Rope(float(theta), _yarn(scaling) if kind == "yarn" else None)
-
-
-def _yarn(scaling: dict[str, Any]) -> Yarn:
-    number = _float(scaling)
-    if "factor" not in scaling or "original_max_position_embeddings" not in scaling:
-        raise _error("rope_scaling", "factor or original_max_position_embeddings is missing", "restore config.json")
-    original = int(number("original_max_position_embeddings", 1))
-    return Yarn(number("factor", 1.0), original, number("beta_fast", 32.0), number("beta_slow", 1.0))
-
-
-def _eos(config: dict[str, Any]) -> tuple[int, ...]:
-    given = config.get("eos_token_id", 1)
-    listed = given if isinstance(given, list) else [] if given is None else [given]
-    if not all(isinstance(token, int) and token >= 0 for token in listed):
-        raise _error("eos_token_id", f"{given!r} is not a token id or a list of them", "restore config.json")
-    return tuple(listed)
+    return rope_of(Fields({key: theta}).base(key), scaling, "rope_scaling")
 
 
 def _check(config: V4Config) -> None:
     """Relations between fields."""
     if config.heads % config.output_groups:
-        raise _error("o_groups", f"{config.output_groups} does not divide {config.heads} heads", "restore config.json")
+        raise refusal("o_groups", f"{config.output_groups} does not divide {config.heads} heads", "restore config.json")
     if config.index_dim < config.rope_dim:
-        raise _error("index_head_dim", f"narrower than the rotary part ({config.rope_dim})", "restore config.json")
+        raise refusal("index_head_dim", f"narrower than the rotary part ({config.rope_dim})", "restore config.json")
     if config.experts_per_token > config.experts:
-        raise _error("num_experts_per_tok", f"more than the {config.experts} experts", "restore config.json")
+        raise refusal("num_experts_per_tok", f"more than the {config.experts} experts", "restore config.json")

@@ -5,21 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.families.v4.config import Rope, Yarn
-from engine.families.v41.fields import Fields, refusal
+from engine.families.fields import Fields, refusal, rope_of
+from engine.families.v4.config import MECHANISMS
 from engine.families.v41.schedule import Schedule, parse_schedule
-
-_EXPECTED = {  # mechanisms every published V4.1 has; another value would need other code
-    "num_key_value_heads": 1,
-    "n_shared_experts": 1,
-    "scoring_func": "sqrtsoftplus",
-    "topk_method": "noaux_tc",
-    "norm_topk_prob": True,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-}
+from engine.families.yarn import Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +79,7 @@ def parse(config: dict[str, Any]) -> V41Config:
     if not isinstance(text, dict):
         raise refusal("text_config", f"{text!r} is not a section")
     fields = Fields(text)
-    fields.expect(_EXPECTED, "V4.1")
+    fields.expect(MECHANISMS)
     layers = fields.count("num_hidden_layers")
     drafts = fields.whole("num_nextn_predict_layers", 0, below=1 << 16)
     schedule = parse_schedule(fields, layers, drafts)
@@ -100,9 +89,9 @@ def parse(config: dict[str, Any]) -> V41Config:
         **_choice(fields, schedule),
         schedule=schedule,
         engram=_engram(fields, layers),
-        main_rope=Rope(_theta(fields, "rope_theta"), None),
-        compress_rope=Rope(_theta(fields, "compress_rope_theta"), _yarn(fields)),
-        eos_token_ids=_eos({**config, **text}),
+        main_rope=Rope(fields.base("rope_theta"), None),
+        compress_rope=_compress_rope(fields),
+        eos_token_ids=Fields({**config, **text}).tokens("eos_token_id", 1),
         image_token=_image_token(config, fields.count("vocab_size")),
         draft_layers=drafts,
     )
@@ -162,35 +151,12 @@ def _engram(fields: Fields, layers: int) -> EngramConfig | None:
     )
 
 
-def _theta(fields: Fields, key: str) -> float:
-    theta = fields.number(key)
-    if theta <= 1:
-        raise refusal(key, f"{theta!r} is not a base")
-    return theta
-
-
-def _yarn(fields: Fields) -> Yarn | None:
+def _compress_rope(fields: Fields) -> Rope:
     """Only the table of compressed entries is scaled."""
-    scaling = fields.values.get("rope_scaling")
-    if scaling is None:
-        return None
-    kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, dict) else scaling
-    if kind != "yarn":
-        raise refusal("rope_scaling", f"type {kind!r} is not supported", "V4.1 uses yarn or none")
-    for key in ("factor", "original_max_position_embeddings"):
-        if key not in scaling:
-            raise refusal("rope_scaling", f"{key} is missing")
-    read = Fields(scaling)
-    original = read.count("original_max_position_embeddings")
-    return Yarn(read.number("factor"), original, read.number("beta_fast", 32.0), read.number("beta_slow", 1.0))
-
-
-def _eos(config: dict[str, Any]) -> tuple[int, ...]:
-    given = config.get("eos_token_id", 1)
-    listed = given if isinstance(given, list) else [given]
-    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in listed):
-        raise refusal("eos_token_id", f"{given!r} is not a token id or a list of them")
-    return tuple(listed)
+    scaling = fields.values.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise refusal("rope_scaling", f"{scaling!r} is not a section")
+    return rope_of(fields.base("compress_rope_theta"), scaling, "rope_scaling")
 
 
 def _image_token(config: dict[str, Any], vocab_size: int) -> int | None:

@@ -13,11 +13,11 @@ from engine.batch import RaggedBatch, Replay
 from engine.cache.pool import CachePool
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.reader import Progress, Reader
+from engine.families.fields import refusal
+from engine.families.rotary import GrowingRope
 from engine.families.v4.ragged import check, ragged
-from engine.families.v4.rope import GrowingRope
 from engine.families.v41.attention import Attention, Shared
 from engine.families.v41.config import V41Config, parse
-from engine.families.v41.fields import refusal
 from engine.families.v41.hashing import EngramHash
 from engine.families.v41.layout import HISTORY, v41_layout
 from engine.families.v41.memory import EngramMemory

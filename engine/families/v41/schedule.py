@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.families.v41.fields import Fields, refusal
+from engine.families.fields import Fields, refusal
 
 _RATIOS = (0, 1, 2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.families.v41.fields import Fields, refusal
+from engine.families.fields import Fields, refusal
 
 SECTION = "vision_config"
 _SMALLEST_SPAN = 4  # start, one image token, its newline, end
