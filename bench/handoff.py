@@ -14,7 +14,7 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -31,50 +31,47 @@ from fabric.kvlink.incoming import Intake
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.link import Bytes, Link, Region
 from fabric.kvlink.outgoing import Piece, Sender, SendLimits
-from fabric.kvlink.plan import lay_out
 from fabric.kvlink.slabs import Writer
 from fabric.kvlink.verify import digest
-from fabric.records import Extent, Landing
+from fabric.records import Landing
 
 TIMEOUT_S = 30.0
-TOKENS, TOKEN_BYTES, BLOCK_TOKENS = 77_000, 890, 128
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`extents` extents of `size` bytes, `groups` of them to a block."""
+    """`blocks` blocks, each with one extent of so many bytes for every group, one after the other."""
 
     name: str
-    extents: int
-    size: int
-    groups: int = 1
+    blocks: int
+    groups: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
-        return self.extents * self.size
+        return self.blocks * sum(self.groups)
+
+    def spans(self) -> Iterator[tuple[str, int, int, int]]:
+        """(group, block, start, bytes) of every extent in pool memory."""
+        start = 0
+        for block in range(self.blocks):
+            for group, size in enumerate(self.groups):
+                yield f"group-{group}", block, start, size
+                start += size
+
+    def seal(self, source: Region) -> list[Piece]:
+        """The extents at the start of `source`."""
+        return [
+            Piece(group, block, 1, source, start, size, digest(source.memory[start : start + size]))
+            for group, block, start, size in self.spans()
+        ]
 
 
-LARGE = Case("64 MiB", 64, 1 << 20)
-SMALL = Case("1 MiB", 8, 128 << 10)
-PROMPT = Case("77,000 tokens", -(-TOKENS // BLOCK_TOKENS) * 4, BLOCK_TOKENS * TOKEN_BYTES // 4, groups=4)
+# V4.1 at 128 tokens a block: entries (288 B) and index keys (68 B) of 3 layers for 2 tokens each, and of 1 for each.
+V41_BLOCK = (3 * 288 * 64, 3 * 68 * 64, 288 * 128, 68 * 128)
+LARGE = Case("64 MiB", 64, (1 << 20,))
+SMALL = Case("1 MiB", 8, (128 << 10,))
+PROMPT = Case("77,000 tokens", -(-77_000 // 128), V41_BLOCK)
 CASES = {case.name: case for case in (LARGE, SMALL, PROMPT)}
-
-
-def seal(source: Region, case: Case) -> list[Piece]:
-    """The extents of a case at the start of `source`."""
-    starts = lay_out(np.full(case.extents, case.size, np.int64)).tolist()
-    return [
-        Piece(
-            f"group-{index % case.groups}",
-            index // case.groups,
-            1,
-            source,
-            start,
-            case.size,
-            digest(source.memory[start : start + case.size]),
-        )
-        for index, start in enumerate(starts)
-    ]
 
 
 def child(pipe: Connection, chunk_bytes: int) -> None:
@@ -90,18 +87,18 @@ async def _send(pipe: Connection, chunk_bytes: int) -> None:
     following = asyncio.ensure_future(_follow(link, sender.noticed))
     largest = max(case.nbytes for case in CASES.values())
     source = link.register(np.random.default_rng(0).integers(0, 256, largest, dtype=np.uint8))
-    sealed = {name: seal(source, case) for name, case in CASES.items()}
+    sealed = {name: case.seal(source) for name, case in CASES.items()}
     while (order := await _receive(pipe)) is not None:
         match order:
             case ("handoff", name, landing):
                 async with sender.transfer(landing) as outgoing:
                     await outgoing.send(sealed[name], last=True)
             case ("push", landing, rounds):
-                geometry = Geometry(LARGE.name, LARGE.extents, (LARGE.size,))
+                geometry = Geometry(LARGE.name, LARGE.blocks, LARGE.groups)
                 pushed = Source(link, geometry, np.random.default_rng(0))
                 pipe.send(await push_rounds(link, pushed, landing, rounds))
             case ("seal", name, rounds):
-                pipe.send(_median_s(partial(seal, source, CASES[name]), rounds))
+                pipe.send(_median_s(partial(CASES[name].seal, source), rounds))
             case ("lane",):
                 pipe.send(link.lane)
     following.cancel()
@@ -142,9 +139,11 @@ class Receiver:
     async def handoff(self, case: Case) -> float:
         """Seconds from the grant until every byte is verified in its block."""
 
-        def place(extent: Extent) -> Bytes:
-            start = (extent.block * case.groups + int(extent.group[6:])) * case.size
-            return self.live[start : start + extent.size]
+        rows = {(group, block): start for group, block, start, _ in case.spans()}
+
+        def place(group: str, block: int, size: int) -> Bytes:
+            start = rows[group, block]
+            return self.live[start : start + size]
 
         self.handoffs += 1
         owner = f"{case.name} {self.handoffs}"
@@ -157,8 +156,7 @@ class Receiver:
 
     def memcpy(self, case: Case) -> float:
         """Seconds of copying the same extents inside this process."""
-        starts = range(0, case.nbytes, case.size)
-        pairs = [(self.live[at : at + case.size], self.other[at : at + case.size]) for at in starts]
+        pairs = [(self.live[at : at + size], self.other[at : at + size]) for _, _, at, size in case.spans()]
 
         def copy() -> None:
             for target, source in pairs:
@@ -228,8 +226,8 @@ def _rows(
 
 
 def _hash(memory: Bytes, case: Case) -> None:
-    for start in range(0, case.nbytes, case.size):
-        digest(memory[start : start + case.size])
+    for _, _, start, size in case.spans():
+        digest(memory[start : start + size])
 
 
 def _timed(work: Callable[[], object]) -> float:

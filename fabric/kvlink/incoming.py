@@ -10,20 +10,21 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
-from fabric.errors import Cancelled, DeadlineExceeded, Internal, InvalidArgument, ServiceError
+from fabric.errors import Cancelled, DataLoss, DeadlineExceeded, Internal, InvalidArgument, ServiceError
 from fabric.kvlink import messages
 from fabric.kvlink.credit import ReceiveRing
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.link import Bytes, Link, Notice
 from fabric.kvlink.messages import Chunk, Credit, GaveUp, Refusal
 from fabric.kvlink.slabs import SlabState, Writer
-from fabric.kvlink.verify import Placement
-from fabric.records import Extent, Landing, LinkAddress
+from fabric.records import Landing, LinkAddress
 from fabric.telemetry import logs
 
 _log = logs.get("kvlink")
-# Where an extent's bytes go: uint8 [extent.size]. Raises InvalidArgument for an extent that nobody asked for.
-Place = Callable[[Extent], Bytes]
+# (group, block, size) -> where an extent's bytes go, uint8 [size]. Raises InvalidArgument for one nobody asked for.
+Place = Callable[[str, int, int], Bytes]
+# (valid entries, size, digest) as the writer sealed them, by (group, block).
+Verified = dict[tuple[str, int], tuple[int, int, int]]
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +34,7 @@ class _Transfer:
     ring: ReceiveRing
     chunks: dict[int, Chunk] = field(default_factory=dict)  # early ones
     queue: deque[Chunk] = field(default_factory=deque)
-    verified: dict[tuple[str, int], Extent] = field(default_factory=dict)
+    verified: Verified = field(default_factory=dict)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     error: ServiceError | None = None
     writer: tuple[str, int] | None = None
@@ -60,7 +61,7 @@ class Intake:
     def open(self, owner: str, window_bytes: int, place: Place) -> Landing:
         """Grants a ring of `window_bytes` bytes, at least the largest extent and better 4 chunks, to one writer.
 
-        Chunks are verified into `place(extent)` as they arrive. `owner` becomes the landing's id and must be new.
+        Chunks are verified into what `place` names as they arrive. `owner` becomes the landing's id and must be new.
 
         Raises:
             InvalidArgument: more than the pool has, or `owner` holds a landing already.
@@ -82,9 +83,9 @@ class Intake:
             _log.warning("notice dropped", peer=notice.peer, reason=error.message)
         return True
 
-    async def ready(self, owner: str, timeout_s: float) -> tuple[Extent, ...]:
-        """Waits until the last chunk is verified; returns every extent as the writer sealed it, the newest of each
-        (group, block). Offsets are those of the ring and mean nothing any more.
+    async def ready(self, owner: str, timeout_s: float) -> Verified:
+        """Waits until the last chunk is verified; returns every extent as the writer sealed it, in order of arrival,
+        the newest of each (group, block): compare it with the receipt.
 
         Raises:
             InvalidArgument: no such transfer, or its writer broke the protocol.
@@ -100,7 +101,7 @@ class Intake:
             raise DeadlineExceeded(f"{owner} is not complete after {timeout_s:.3g} s") from error
         if transfer.error is not None:
             raise transfer.error
-        return tuple(transfer.verified.values())
+        return transfer.verified
 
     async def close(self, owner: str, writer: Writer) -> bool:
         """Ends a transfer, complete or not. When this returns nothing is copied to its places any more.
@@ -204,9 +205,15 @@ class Intake:
 
     async def _verify(self, transfer: _Transfer, chunks: list[Chunk]) -> None:
         """All that waits at once: a change of thread for each chunk takes a third of the time of its copy."""
-        extents = [extent for chunk in chunks for extent in chunk.extents]
-        await self._pool.commit(transfer.landing.id, [Placement(extent, transfer.place(extent)) for extent in extents])
-        transfer.verified.update(((extent.group, extent.block), extent) for extent in extents)
+        rows = [row for chunk in chunks for row in chunk.rows]
+        copies = [
+            (offset, size, seal, transfer.place(group, block, size)) for group, block, _, offset, size, seal in rows
+        ]
+        wrong = await self._pool.commit_rows(transfer.landing.id, copies)
+        if wrong is not None:
+            group, block, *_ = rows[wrong]
+            raise DataLoss(f"group {group} block {block} is not as its writer sealed it", field="digest")
+        transfer.verified.update({(group, block): (valid, size, seal) for group, block, valid, _, size, seal in rows})
         for chunk in chunks:
             transfer.ring.took(chunk.run)
         if chunks and chunks[-1].last:
@@ -250,7 +257,7 @@ class Intake:
 
 def _check(chunk: Chunk) -> None:
     """Raises InvalidArgument where an extent is not in its chunk: it could be one that is still being written."""
-    run = chunk.run
-    for extent in chunk.extents:
-        if extent.offset < run.offset or extent.end - run.offset > run.end - run.start:
+    floor, end = chunk.run.offset, chunk.run.offset + chunk.run.end - chunk.run.start
+    for _, _, _, offset, size, _ in chunk.rows:
+        if offset < floor or offset + size > end:
             raise InvalidArgument(f"an extent is not in its chunk {chunk.number}", field="extents")

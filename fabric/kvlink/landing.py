@@ -12,17 +12,19 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
-from fabric.errors import DataLoss
 from fabric.kvlink.link import Link
 from fabric.kvlink.slabs import SlabBook, SlabState, Writer
-from fabric.kvlink.verify import Placement, check_placements, copy_verified
+from fabric.kvlink.verify import CopyRow, Placement, check_placements, check_rows, copy_rows, mismatch, row_of
 from fabric.records import Landing
 from fabric.telemetry import logs
 
 _log = logs.get("landing")
+ResultT = TypeVar("ResultT")
 # Up to here, a quarter of a millisecond, a change of thread costs more than it saves: more so on a busy machine.
 _INLINE_BYTES = 1 << 20
 
@@ -100,23 +102,38 @@ class LandingPool:
             InvalidArgument: no such landing, or an extent does not fit; nothing was copied.
             DataLoss: a digest differs. What was copied must not be used.
         """
+        rows = [row_of(placement) for placement in placements]
+        wrong = await self._commit(owner, rows, lambda landing_bytes: check_placements(placements, landing_bytes))
+        if wrong is not None:
+            raise mismatch(placements[wrong])
+
+    async def commit_rows(self, owner: str, rows: Sequence[CopyRow]) -> int | None:
+        """`commit` of many extents. Returns the number of the first whose digest differs; None where all is well.
+
+        Raises:
+            InvalidArgument: no such landing, or a row does not fit; nothing was copied.
+        """
+        return await self._commit(owner, rows, partial(check_rows, rows))
+
+    async def _commit(self, owner: str, rows: Sequence[CopyRow], check: Callable[[int], None]) -> int | None:
         grant = self._book.read(owner)
         try:
             landing = self._memory[grant.first * self._book.slab_bytes :][: grant.count * self._book.slab_bytes]
-            check_placements(placements, landing.nbytes)
-            total = sum(placement.extent.size for placement in placements)
+            check(landing.nbytes)
+            total = sum([size for _, size, _, _ in rows])
             if total <= _INLINE_BYTES:
-                copy_verified(landing, placements)
+                wrong = copy_rows(landing, rows)
                 await asyncio.sleep(0)  # many in a row must not keep the loop from others
             else:
-                await _to_thread(copy_verified, landing, placements)
-            self._committed_bytes += total
-        except DataLoss:
-            self._mismatches += 1
-            raise
+                wrong = await _to_thread(copy_rows, landing, rows)
         finally:
             self._book.read_done(grant, self._clock())
             self._follow_up(owner)
+        if wrong is None:
+            self._committed_bytes += total
+        else:
+            self._mismatches += 1
+        return wrong
 
     def release(self, owner: str, writer: Writer) -> bool:
         """Gives a landing back as far as its writer allows; a later call with better news frees what was in doubt.
@@ -164,11 +181,11 @@ class LandingPool:
                 waiting.close()
 
 
-async def _to_thread(work: Callable[..., None], *arguments: object) -> None:
+async def _to_thread(work: Callable[..., ResultT], *arguments: object) -> ResultT:
     """Runs `work` to its end even when the caller is cancelled: its memory must not be given back meanwhile."""
     task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
     try:
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise

@@ -6,7 +6,6 @@ A message starts with one byte that names its kind, 0x10 to 0x13, so that it can
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +13,10 @@ import numpy as np
 from fabric.errors import InvalidArgument
 from fabric.kvlink.credit import Run
 from fabric.kvlink.verify import DIGEST_KIND
-from fabric.records import Extent, LinkAddress
+from fabric.records import LinkAddress
 
-# Group, block, valid entries, offset, size, digest.
+# An extent: group, block, valid entries, offset in the landing, size, digest. A tuple, since making an object of each
+# takes as long as copying 8 KB.
 Row = tuple[str, int, int, int, int, int]
 _CHUNK, _GAVE_UP, _CREDIT, _REFUSAL = 0x10, 0x11, 0x12, 0x13
 _RUN = struct.Struct("<QQQQB")
@@ -41,12 +41,19 @@ class Chunk:
     number: int
     run: Run
     last: bool
-    extents: tuple[Extent, ...]
+    rows: tuple[Row, ...]
     reply: LinkAddress | None = None
 
     def pack(self) -> bytes:
-        rows = [(e.group, e.block, e.valid_entries, e.offset, e.size, e.digest) for e in self.extents]
-        return pack_chunk(self.transfer, self.number, self.run, self.last, rows, self.reply)
+        index: dict[str, int] = {}
+        numbered = [(index.setdefault(g, len(index)), b, v, o, s, d) for g, b, v, o, s, d in self.rows]
+        run = _RUN.pack(self.number, self.run.offset, self.run.start, self.run.end, self.last)
+        texts = [str(len(index)), self.transfer, DIGEST_KIND, *index]
+        parts = [*map(str.encode, texts), run, np.array(numbered, _EXTENT).tobytes()]
+        if self.reply is not None:
+            reply = self.reply
+            parts += [reply.url.encode(), reply.peer.encode(), str(reply.epoch).encode(), reply.metadata]
+        return _pack(_CHUNK, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +92,6 @@ class Refusal:
 Message = Chunk | GaveUp | Credit | Refusal
 
 
-def pack_chunk(
-    transfer: str, number: int, run: Run, last: bool, rows: Sequence[Row], reply: LinkAddress | None
-) -> bytes:
-    """`Chunk.pack` of extents that need not be made: `rows` are their fields in order."""
-    index: dict[str, int] = {}
-    numbered = [(index.setdefault(g, len(index)), b, v, o, s, d) for g, b, v, o, s, d in rows]
-    where = _RUN.pack(number, run.offset, run.start, run.end, last)
-    texts = [str(len(index)), transfer, DIGEST_KIND, *index]
-    parts = [*map(str.encode, texts), where, np.array(numbered, _EXTENT).tobytes()]
-    if reply is not None:
-        parts += [reply.url.encode(), reply.peer.encode(), str(reply.epoch).encode(), reply.metadata]
-    return _pack(_CHUNK, parts)
-
-
 def is_for_receiver(payload: bytes) -> bool:
     """Whether a notice is what a sender says; see `unpack`."""
     return payload[:1] in (b"\x10", b"\x11")
@@ -135,7 +128,7 @@ def _chunk(parts: list[bytes]) -> Chunk:
         raise InvalidArgument(f"sealed with {kind!r}, not {DIGEST_KIND!r}", field="digest_kind")
     number, offset, start, end, last = _RUN.unpack(run)
     table = np.frombuffer(rows, _EXTENT).tolist()
-    extents = tuple([Extent(groups[g], b, v, o, s, d) for g, b, v, o, s, d in table])
+    extents = tuple([(groups[g], b, v, o, s, d) for g, b, v, o, s, d in table])
     address = None
     if reply:
         url, peer, epoch, metadata = reply

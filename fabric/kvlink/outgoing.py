@@ -13,7 +13,7 @@ from fabric.errors import DeadlineExceeded, InvalidArgument, ServiceError, from_
 from fabric.kvlink import messages
 from fabric.kvlink.credit import FairQueue, Flow, Run, SendRing, Turn, cut
 from fabric.kvlink.link import Link, Notice, Offsets, Region, Write
-from fabric.kvlink.messages import Credit, GaveUp, Refusal
+from fabric.kvlink.messages import Chunk, Credit, GaveUp, Refusal
 from fabric.kvlink.plan import lay_out, write_to
 from fabric.records import Landing, LinkAddress
 from fabric.telemetry import logs
@@ -170,11 +170,13 @@ class Outgoing:
         total = int(sizes.sum())
         run = await self._place(total)
         offsets = run.offset + lay_out(sizes)
-        rows = [
-            (piece.group, piece.block, piece.valid_entries, offset, piece.size, piece.digest)
-            for piece, offset in zip(pieces, offsets.tolist(), strict=True)
-        ]
-        notify = messages.pack_chunk(self._landing.id, self._chunks, run, last, rows, self._reply(run))
+        rows = tuple(
+            [
+                (piece.group, piece.block, piece.valid_entries, offset, piece.size, piece.digest)
+                for piece, offset in zip(pieces, offsets.tolist(), strict=True)
+            ]
+        )
+        notify = Chunk(self._landing.id, self._chunks, run, last, rows, self._reply(run)).pack()
         if not total:
             await self._push([], notify)
         else:

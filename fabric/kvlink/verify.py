@@ -18,6 +18,9 @@ _PIECE_BYTES = 256 << 10
 # Up to here a copy keeps the interpreter, for 8 microseconds: giving it up and waiting for it again takes longer.
 _SMALL_BYTES = 64 << 10
 
+# Offset in a landing, bytes, digest, live memory (uint8 [bytes]): a `Placement` without the objects, for many of them.
+CopyRow = tuple[int, int, int, Bytes]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
@@ -35,35 +38,68 @@ def digest(memory: Bytes) -> int:
 def check_placements(placements: Sequence[Placement], landing_bytes: int) -> None:
     """Raises InvalidArgument, before any copy, where an extent leaves the landing or does not match its destination."""
     for placement in placements:
-        extent, destination = placement.extent, placement.destination
-        if extent.offset < 0 or extent.size <= 0 or extent.end > landing_bytes:
-            raise InvalidArgument(f"{_name(extent)} leaves its landing of {landing_bytes} bytes", field="extents")
-        if destination.dtype != np.uint8 or destination.shape != (extent.size,) or not destination.flags.c_contiguous:
-            raise InvalidArgument(f"{_name(extent)} does not match its destination", field="extents")
+        reason = _misfit(row_of(placement), landing_bytes)
+        if reason:
+            raise InvalidArgument(f"{_name(placement.extent)} {reason}", field="extents")
+
+
+def check_rows(rows: Sequence[CopyRow], landing_bytes: int) -> None:
+    """As `check_placements`; the error tells the number of the row."""
+    for index, row in enumerate(rows):
+        reason = _misfit(row, landing_bytes)
+        if reason:
+            raise InvalidArgument(f"extent {index} {reason}", field="extents")
 
 
 def copy_verified(landing: Bytes, placements: Sequence[Placement]) -> None:
     """Copies every extent to its destination and checks the digest of what arrived there.
 
-    The destination is what is hashed: a writer that changes the landing during the copy is caught as well. Piece by
-    piece, so that the hash reads what the copy left in the processor's cache.
-
     Raises:
         DataLoss: naming the group and block of the first extent that differs. Nothing copied may be used.
     """
+    wrong = copy_rows(landing, [row_of(placement) for placement in placements])
+    if wrong is not None:
+        raise mismatch(placements[wrong])
+
+
+def mismatch(placement: Placement) -> DataLoss:
+    """The error for an extent whose copy has another digest."""
+    extent, found = placement.extent, digest(placement.destination)
+    return DataLoss(f"{_name(extent)} has digest {found:016x}, its receipt says {extent.digest:016x}", field="digest")
+
+
+def row_of(placement: Placement) -> CopyRow:
+    extent = placement.extent
+    return extent.offset, extent.size, extent.digest, placement.destination
+
+
+def copy_rows(landing: Bytes, rows: Sequence[CopyRow]) -> int | None:
+    """Copies every row to its destination. Returns the number of the first whose copy has another digest.
+
+    The destination is what is hashed: a writer that changes the landing during the copy is caught as well. Piece by
+    piece, so that the hash reads what the copy left in the processor's cache.
+    """
     source = landing.data
-    for placement in placements:
-        extent = placement.extent
-        if extent.size <= _SMALL_BYTES:
-            target = placement.destination.data
-            target[:] = source[extent.offset : extent.end]
+    for index, (offset, size, wanted, destination) in enumerate(rows):
+        if size <= _SMALL_BYTES:
+            target = destination.data
+            target[:] = source[offset : offset + size]
             found = xxhash.xxh3_64_intdigest(target)
         else:
-            found = _copy_pieces(placement.destination, landing[extent.offset : extent.end])
-        if found != extent.digest:
-            raise DataLoss(
-                f"{_name(extent)} has digest {found:016x}, its receipt says {extent.digest:016x}", field="digest"
-            )
+            found = _copy_pieces(destination, landing[offset : offset + size])
+        if found != wanted:
+            return index
+    return None
+
+
+def _misfit(row: CopyRow, landing_bytes: int) -> str:
+    """Why a row cannot be copied; empty where it can."""
+    offset, size, _, destination = row
+    if offset < 0 or size <= 0 or offset + size > landing_bytes:
+        return f"leaves its landing of {landing_bytes} bytes"
+    if destination.shape != (size,) or destination.dtype != np.uint8 or not destination.flags.c_contiguous:
+        return "does not match its destination"
+    return ""
 
 
 def _copy_pieces(target: Bytes, source: Bytes) -> int:

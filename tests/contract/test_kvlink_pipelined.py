@@ -106,7 +106,7 @@ async def test_six_megabytes_arrive_verified_through_a_window_of_one(here, start
     await peer.start_pipe(landing, SIZES, CHUNK)
     extents = await here.intake.ready("t", 20.0)
     assert await peer.pushed() == "ok"
-    assert [extent.block for extent in extents] == list(range(len(SIZES)))
+    assert [block for _, block in extents] == list(range(len(SIZES)))
     assert placed.digest() == wanted(SIZES)
     assert here.free_bytes == CAPACITY  # returned with the last chunk, before anybody closes
     assert await here.intake.close("t", Writer.UNKNOWN)

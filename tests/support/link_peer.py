@@ -73,8 +73,8 @@ class Placed:
     def __init__(self) -> None:
         self.blocks: dict[tuple[str, int], Bytes] = {}
 
-    def __call__(self, extent: Extent) -> Bytes:
-        return self.blocks.setdefault((extent.group, extent.block), np.zeros(extent.size, np.uint8))
+    def __call__(self, group: str, block: int, size: int) -> Bytes:
+        return self.blocks.setdefault((group, block), np.zeros(size, np.uint8))
 
     def digest(self) -> int:
         """Of everything, in order of blocks."""

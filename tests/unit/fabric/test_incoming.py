@@ -17,7 +17,6 @@ from fabric.kvlink.link import Notice
 from fabric.kvlink.messages import Chunk, GaveUp
 from fabric.kvlink.slabs import SlabState, Writer
 from fabric.kvlink.verify import digest
-from fabric.records import Extent
 from tests.support.link_peer import Placed
 
 RING = 4096
@@ -39,8 +38,8 @@ class Desk:
 
     def chunk(self, number: int, start: int, values: bytes, block: int, last: bool = False) -> Chunk:
         offset = start % RING
-        extent = Extent("latent", block, 1, offset, len(values), self.write(offset, values))
-        return Chunk("t", number, Run(offset, start, start + len(values)), last, (extent,))
+        row = ("latent", block, 1, offset, len(values), self.write(offset, values))
+        return Chunk("t", number, Run(offset, start, start + len(values)), last, (row,))
 
     def say(self, message: Chunk | GaveUp, writer: tuple[str, int] = WRITER) -> None:
         assert self.intake.noticed(Notice(*writer, message.pack()))
@@ -70,7 +69,7 @@ async def test_a_chunk_that_is_announced_twice_or_early_is_placed_once_and_in_or
     desk.say(first)
     desk.say(first)
     extents = await desk.intake.ready("t", 5.0)
-    assert [extent.block for extent in extents] == [0, 1]
+    assert [block for _, block in extents] == [0, 1]
     assert (desk.block(0), desk.block(1)) == (b"a" * 100, b"b" * 100)
     assert desk.pool.stats().committed_bytes_total == 200
     assert desk.pool.state("t") is SlabState.FREE
@@ -79,9 +78,9 @@ async def test_a_chunk_that_is_announced_twice_or_early_is_placed_once_and_in_or
 async def test_a_block_that_is_sent_again_counts_as_it_came_last(desk):
     desk.say(desk.chunk(0, 0, b"old " * 25, 0))
     desk.say(desk.chunk(1, 100, b"new " * 25, 0, last=True))
-    (extent,) = await desk.intake.ready("t", 5.0)
+    verified = await desk.intake.ready("t", 5.0)
     assert desk.block(0) == b"new " * 25
-    assert extent.digest == digest(desk.placed.blocks["latent", 0])
+    assert verified == {("latent", 0): (1, 100, digest(desk.placed.blocks["latent", 0]))}
 
 
 async def test_an_impostor_neither_writes_nor_ends_anothers_transfer(desk):
@@ -106,7 +105,7 @@ async def test_a_chunk_without_credit_ends_the_transfer(desk):
 
 async def test_an_extent_outside_its_chunk_is_refused_before_it_is_read(desk):
     chunk = desk.chunk(0, 0, b"a" * 100, 0)
-    stretched = Chunk("t", 0, Run(0, 0, 50), True, chunk.extents)
+    stretched = Chunk("t", 0, Run(0, 0, 50), True, chunk.rows)
     desk.say(stretched)
     with pytest.raises(InvalidArgument, match="not in its chunk"):
         await desk.intake.ready("t", 5.0)
@@ -117,7 +116,7 @@ async def test_an_extent_outside_its_chunk_is_refused_before_it_is_read(desk):
     ("raised", "seen"), [(InvalidArgument("no such block", field="block"), InvalidArgument), (KeyError(7), Internal)]
 )
 async def test_a_place_that_does_not_take_an_extent_ends_the_transfer_not_the_intake(desk, raised, seen):
-    def refuse(_: Extent) -> np.ndarray:
+    def refuse(*_: object) -> np.ndarray:
         raise raised
 
     desk.intake._open["t"].place = refuse

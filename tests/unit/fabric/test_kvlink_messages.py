@@ -10,12 +10,12 @@ from fabric.errors import InvalidArgument
 from fabric.kvlink import messages
 from fabric.kvlink.credit import Run
 from fabric.kvlink.messages import Chunk, Credit, GaveUp, Refusal
-from fabric.records import Extent, LinkAddress
+from fabric.records import LinkAddress
 
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)
 NAMES = st.text(min_size=1, max_size=20)
-EXTENTS = st.builds(Extent, NAMES, U32, U32, U64, U64, U64)
+EXTENTS = st.tuples(NAMES, U32, U32, U64, U64, U64)
 REPLIES = st.none() | st.builds(LinkAddress, NAMES, NAMES, U64, st.binary(max_size=50))
 RUNS = st.builds(Run, U64, U64, U64)
 CHUNKS = st.builds(Chunk, NAMES, U64, RUNS, st.booleans(), st.lists(EXTENTS, max_size=20).map(tuple), REPLIES)
