@@ -37,6 +37,8 @@ _MAX_NOTICE_S = 0.005
 # A post copies before it returns where the lane is shared memory: the caller's event loop waits for so many bytes at
 # most, about a millisecond.
 _INLINE_BYTES = 8 << 20
+# So long a short push waits for a poll to end before it is handed to the thread.
+_TURN_S = 0.0005
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +99,7 @@ class Driver:
             Unavailable: the link is closed, or the peer is gone and a short push noticed it at once.
         """
         peer = agent_name(address.peer, address.epoch)
-        if self._is_short(peer, address, planned) and self._turn.acquire(blocking=False):
+        if self._is_short(peer, address, planned) and self._turn.acquire(timeout=_TURN_S):
             try:
                 return self._push_now(self._agent, peer, planned, notify)
             finally:
@@ -111,13 +113,11 @@ class Driver:
         self._put(lambda agent: self._forget(agent, peer))
 
     def expect(self, change: int) -> None:
-        """Counts who waits for notices."""
-
-        def job(_: Agent) -> None:
-            self._expecting += change
+        """Counts who waits for notices; from the event loop alone. Nobody is woken to hear that one waits no more."""
+        self._expecting += change
+        if change > 0:
             self._quiet_since = time.monotonic()
-
-        self._put(job)
+            self._put(_Turn.POLL)
 
     @property
     def closed(self) -> bool:
