@@ -43,6 +43,8 @@ Prompts = list[tuple[int, ...]]
 def main(argv: list[str] | None = None) -> int:
     """Parse, measure, report; exit code 0 if every bar is reached, 2 if a peer is not there."""
     options = _options(argv)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     return _against_transformers(options) if options.family is None else _beside_peers(options)
 
 
@@ -57,8 +59,6 @@ def _beside_peers(options: argparse.Namespace) -> int:
 
 def _against_transformers(options: argparse.Namespace) -> int:
     options.prompt, options.new = options.prompt or 512, options.new or 128
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     torch.set_num_threads(THREADS)
     engine = Engine.open(
         EngineConfig(options.model, num_blocks=16 * (-(-(options.prompt + options.new) // 128)), threads=THREADS)

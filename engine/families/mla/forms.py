@@ -40,8 +40,10 @@ def is_cheaper_expanded(config: MlaConfig, context: int, new: int) -> bool:
 def forms(config: MlaConfig, rows: Ragged, expandable: bool) -> Forms:
     """Choose for every sequence; all absorbed unless `expandable`."""
     new = np.diff(rows.starts)
+    if not expandable or new.max() < _LONG:
+        return Forms((), rows, np.arange(rows.rows))
     pairs = zip(rows.context, new, strict=True)
-    cheaper = np.array([expandable and is_cheaper_expanded(config, int(c), int(n)) for c, n in pairs])
+    cheaper = np.array([is_cheaper_expanded(config, int(c), int(n)) for c, n in pairs])
     if not cheaper.any():
         return Forms((), rows, np.arange(rows.rows))
     kept = np.flatnonzero(~cheaper)
