@@ -78,10 +78,9 @@ class V4Config:
 def parse(config: dict[str, Any]) -> V4Config:
     """Raises CheckpointError naming the key for anything missing, of the wrong kind, or not V4."""
     fields = Fields(config)
-    fields.expect(MECHANISMS)
     count, number = fields.count, fields.number
-    layers = _layers(config, count("num_hidden_layers"))
-    csa_rate, hca_rate = _rates(config)
+    fields.expect(MECHANISMS)
+    layers, (csa_rate, hca_rate) = _layers(config, count("num_hidden_layers")), _rates(config)
     parsed = V4Config(
         vocab_size=count("vocab_size"),
         hidden=count("hidden_size"),
