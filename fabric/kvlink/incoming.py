@@ -21,6 +21,9 @@ from fabric.records import Landing, LinkAddress
 from fabric.telemetry import logs
 
 _log = logs.get("kvlink")
+# Seconds without a chunk after which a credit is said again; doubled each time up to the most.
+_REPEAT_S = 0.1
+_REPEAT_MOST_S = 2.0
 # (group, block, size) -> where an extent's bytes go, uint8 [size]. Raises InvalidArgument for one nobody asked for.
 Place = Callable[[str, int, int], Bytes]
 # (valid entries, size, digest) as the writer sealed them, by (group, block).
@@ -36,6 +39,7 @@ class _Transfer:
     queue: deque[Chunk] = field(default_factory=deque)
     verified: Verified = field(default_factory=dict)
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
     error: ServiceError | None = None
     writer: tuple[str, int] | None = None
     reply: LinkAddress | None = None
@@ -160,7 +164,7 @@ class Intake:
         transfer.reply = reply or transfer.reply
         if not transfer.over.is_set():
             self._take(transfer, message)
-        elif reply is not None:
+        if reply is not None:
             self._return(transfer)
 
     def _told_late(self, writer: tuple[str, int], message: Chunk | GaveUp) -> None:
@@ -219,6 +223,7 @@ class Intake:
         if chunks and chunks[-1].last:
             self._pool.release(transfer.landing.id, Writer.FINISHED)
             transfer.over.set()
+            transfer.news.set()
         else:
             self._return(transfer)
 
@@ -232,14 +237,29 @@ class Intake:
 
     def _return(self, transfer: _Transfer) -> None:
         """Credit, or the error, on its way to the writer; one message at a time, since each says all."""
+        transfer.news.set()
         if transfer.reply is not None and transfer.crediting is None:
             transfer.crediting = self._spawn(self._tell(transfer, transfer.reply))
 
     async def _tell(self, transfer: _Transfer, reply: LinkAddress) -> None:
-        told: Credit | Refusal | None = None
-        while (news := self._news(transfer)) != told:
-            told = news
-            await self._send(reply, news)
+        """The newest credit, and the same again while no chunk comes: notices are not confirmed, and a writer that
+        hears a credit twice announces again what it has written since."""
+        told: Credit | Refusal = Credit(transfer.landing.id, 0)
+        wait_s, again = _REPEAT_S, False
+        while transfer.reply is not None and (transfer.error is not None or not transfer.over.is_set()):
+            transfer.news.clear()
+            news = self._news(transfer)
+            if again or news != told:
+                await self._send(reply, news)
+                told = news
+            if isinstance(news, Refusal):
+                break
+            try:
+                async with asyncio.timeout(wait_s):
+                    await transfer.news.wait()
+                wait_s, again = _REPEAT_S, False
+            except TimeoutError:
+                wait_s, again = min(2 * wait_s, _REPEAT_MOST_S), True
         transfer.crediting = None
 
     async def _send(self, reply: LinkAddress, news: Credit | Refusal) -> None:

@@ -158,6 +158,11 @@ class LandingPool:
                 self._follow_up(owner)
         return retired
 
+    @property
+    def blocked(self) -> bool:
+        """Whether so much is in doubt that nothing is granted until a writer speaks or is proven dead."""
+        return self._book.blocked
+
     def stats(self) -> LandingStats:
         totals, history = self._book.count(), self._book.history
         return LandingStats(

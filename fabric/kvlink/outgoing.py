@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -121,6 +122,7 @@ class Outgoing:
         self._refused: ServiceError | None = None
         self._chunks = 0
         self._asked = False
+        self._announced: deque[tuple[int, bytes]] = deque()  # (end, notice) of chunks without credit
         self._finished = False
         self._in_doubt = False
 
@@ -145,6 +147,8 @@ class Outgoing:
             return
         if isinstance(message, Credit):
             self._ring.credit(message.position)
+            while self._announced and self._announced[0][0] <= message.position:
+                self._announced.popleft()
         else:
             self._refused = from_detail(ErrorDetail(message.code, message.message))
         self._credited.set()
@@ -182,6 +186,7 @@ class Outgoing:
         else:
             async with self._sender.turn(self._flow, total):
                 await self._push(_writes(self._landing, pieces, offsets, sizes), notify)
+        self._announced.append((run.end, notify))
         self._chunks += 1
 
     def _reply(self, run: Run) -> LinkAddress | None:
@@ -192,15 +197,31 @@ class Outgoing:
         return self._sender.link.address
 
     async def _place(self, size: int) -> Run:
+        peer, timeout_s = self._landing.address.peer, self._sender.limits.timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._credit_for(size)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"no credit from {peer} after {timeout_s:.3g} s") from error
+
+    async def _credit_for(self, size: int) -> Run:
         while self._refused is None:
             run = self._ring.place(size)
             if run is not None:
                 return run
+            before = self._ring.in_flight
             self._credited.clear()
             with self._sender.link.expecting():
-                peer, timeout_s = self._landing.address.peer, self._sender.limits.timeout_s
-                await _before(timeout_s, self._credited.wait(), f"no credit from {peer}")
+                await self._credited.wait()
+            if self._ring.in_flight == before:  # a credit that was said again: what came after it may be lost
+                await self._announce_again()
         raise self._refused
+
+    async def _announce_again(self) -> None:
+        """Receivers take a chunk once, however often it is announced."""
+        _log.info("chunks announced again", peer=self._landing.address.peer, chunks=len(self._announced))
+        for _, notify in list(self._announced):
+            await self._push([], notify)
 
     async def _push(self, writes: Sequence[Write], notify: bytes) -> None:
         """Pushes to its end even when the caller is cancelled: the source must not change meanwhile."""

@@ -60,6 +60,12 @@ class SlabBook:
             totals[grant.state] += grant.count
         return totals
 
+    @property
+    def blocked(self) -> bool:
+        """Whether too many slabs are in doubt for anything to be granted."""
+        totals = self.count()
+        return totals[SlabState.QUARANTINED] + totals[SlabState.RETIRED] > self._max_doubt
+
     def take(self, owner: str, nbytes: int) -> Grant:
         """Contiguous slabs for `nbytes` bytes.
 
@@ -74,9 +80,12 @@ class SlabBook:
             )
         if owner in self._grants:
             raise InvalidArgument(f"{owner} holds a landing already", field="owner")
-        totals = self.count()
-        if totals[SlabState.QUARANTINED] + totals[SlabState.RETIRED] > self._max_doubt:
-            raise Exhausted("too much landing memory is in doubt", fix="restart this instance", retry_after_s=1.0)
+        if self.blocked:
+            raise Exhausted(
+                "too much landing memory is in doubt",
+                fix="use another worker: memory returns when its writers have ended",
+                retry_after_s=1.0,
+            )
         first = self._first_fit(needed)
         self._free[first : first + needed] = False
         self.history["granted"] += 1

@@ -72,10 +72,14 @@ class Here:
         self.intake = Intake(link, self.pool)
         self.sender = Sender(link, LIMITS)
         self.source = link.register(source_bytes(SEED))
+        self.lose = b""  # first byte of a kind of message, of which one is lost
         self.follower = asyncio.create_task(self.follow())
 
     async def follow(self) -> None:
         async for notice in self.link.notices():
+            if self.lose and notice.payload.startswith(self.lose):
+                self.lose = b""
+                continue
             assert self.sender.noticed(notice) or self.intake.noticed(notice)
 
     @property
@@ -120,6 +124,25 @@ async def test_credit_comes_back_to_a_sender_here(here, start_peer):
         for first in range(0, len(SIZES), 7):  # as prefill does: some blocks at a time
             batch = pieces(here.source, SIZES)[first : first + 7]
             await outgoing.send(batch, last=first + 7 >= len(SIZES))
+    assert await peer.opened("t") == wanted(SIZES)
+
+
+async def test_a_chunks_notice_that_is_lost_is_announced_again(here, start_peer):
+    peer, placed = await start_peer(), Placed()
+    here.lose = b"\x10"
+    await peer.start_pipe(here.intake.open("t", WINDOW, placed), SIZES, CHUNK)
+    await here.intake.ready("t", 20.0)
+    assert await peer.pushed() == "ok"
+    assert here.lose == b""
+    assert placed.digest() == wanted(SIZES)
+
+
+async def test_a_credit_that_is_lost_is_said_again(here, start_peer):
+    peer = await start_peer()
+    here.lose = b"\x12"
+    async with here.sender.transfer(await peer.open("t", 256 << 10)) as outgoing:
+        await outgoing.send(pieces(here.source, SIZES), last=True)
+    assert here.lose == b""
     assert await peer.opened("t") == wanted(SIZES)
 
 
