@@ -48,6 +48,13 @@ class Ends:
         start = self.pool._book.find(owner).first * self.pool.stats().slab_bytes
         return self.pool._memory[start : start + OLD]
 
+    async def until_landed(self, owner: str, position: int) -> None:
+        """Until the push has come so far."""
+        landed = self.landed(owner)[position : position + 64]
+        async with asyncio.timeout(20.0):
+            while not landed.any():  # noqa: ASYNC110 - one-sided bytes wake nobody
+                await asyncio.sleep(0)
+
     def wrong_bytes(self) -> int:
         """Bytes of live blocks that are not what their writer sealed."""
         truth = source_bytes(9)
@@ -80,8 +87,8 @@ async def freeze_give_up_and_wake(ends: Ends, number: int, rng: random.Random) -
     landing = ends.pool.grant(old, OLD)
     ends.landed(old)[:] = 0
     await ends.frozen.start_push(landing, [OLD], old)
-    await asyncio.sleep(rng.uniform(0, 0.006))
-    await ends.frozen.freeze()
+    await ends.until_landed(old, rng.randrange(OLD // 4))
+    ends.frozen.freeze_now()
     assert ends.pool.release(old, Writer.UNKNOWN)
     ends.pool.sweep()
     assert ends.pool.state(old) is SlabState.RETIRED
@@ -121,5 +128,5 @@ async def test_ten_frozen_writers_change_no_live_byte(ends):
 async def test_five_hundred_frozen_writers_change_no_live_byte(ends):
     when = await rounds(ends, 500, seed=2)
     assert sum(when.values()) == 500
-    assert when["in mid-push"] >= 25, f"too few were frozen in mid-push: {dict(when)}"
+    assert when["in mid-push"] >= 10, f"too few were frozen in mid-push: {dict(when)}"
     print(f"500 rounds, 0 changed bytes, frozen: {dict(when)}")

@@ -261,6 +261,10 @@ class ProcessPeer:
     async def freeze(self) -> None:
         await asyncio.to_thread(self._process.freeze)
 
+    def freeze_now(self) -> None:
+        """As `freeze`, without a turn of the event loop in between."""
+        self._process.freeze()
+
     async def thaw(self) -> None:
         self._process.thaw()
 
