@@ -13,11 +13,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from bench.table import Row, report
 from engine.config import EngineConfig
@@ -28,7 +28,6 @@ from engine.requests import GenerateRequest
 from engine.sampling.params import SamplingParams
 
 BAR = 0.65
-THREADS = 2
 BUDGETS = (512, 2048)  # tokens of one step: the engine's default, and the whole prompt at once
 BLOCK = 128
 WIDE = {
@@ -55,23 +54,36 @@ MODES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How everything is measured: runs of each side, threads, and a clock in seconds."""
+
+    repeat: int
+    threads: int
+    clock: Callable[[], float]
+
+
 def main(argv: list[str] | None = None) -> int:
     """Parse, measure, report; exit code 0 if the bar is reached."""
     parser = argparse.ArgumentParser(prog="python -m bench.replay", description=__doc__)
     parser.add_argument("--tokens", type=int, default=2048, help="of the prompt (default 2048)")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each side (default 3)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cpu-time", action="store_true", help="CPU seconds, not wall time: for a busy machine")
     parser.add_argument("--json", type=Path, help="also write the table here")
     options = parser.parse_args(argv)
-    if options.tokens <= 4 * BLOCK or options.repeat < 1:
-        parser.error(f"argument --tokens: use more than {4 * BLOCK}; argument --repeat: at least 1")
-    torch.set_num_threads(THREADS)
+    if options.tokens <= 4 * BLOCK or min(options.repeat, options.threads) < 1:
+        parser.error(f"argument --tokens: use more than {4 * BLOCK}; --repeat and --threads: at least 1")
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    setting = Setting(options.repeat, options.threads, clock)
     prompt = tuple(np.random.default_rng(options.seed).integers(3, 511, options.tokens).tolist())
     with tempfile.TemporaryDirectory() as name:
         folders = write_models(Path(name), options.seed)
-        rows = [row for budget in BUDGETS for row in prefill_rows(folders, prompt, budget, options.repeat)]
-        rows += hit_rows(folders, prompt, options.repeat)
-    return report(f"V4.1 bounded replay, prompt of {options.tokens} tokens, {THREADS} threads", rows, options.json)
+        rows = [row for budget in BUDGETS for row in prefill_rows(folders, prompt, budget, setting)]
+        rows += hit_rows(folders, prompt, setting)
+    what = f"{options.threads} threads, {'CPU' if options.cpu_time else 'wall'} time"
+    return report(f"V4.1 bounded replay, prompt of {options.tokens} tokens, {what}", rows, options.json)
 
 
 def write_models(folder: Path, seed: int) -> dict[str, Path]:
@@ -92,16 +104,18 @@ def write_models(folder: Path, seed: int) -> dict[str, Path]:
     return folders
 
 
-def opened(folder: Path, budget: int, tokens: int) -> Engine:
+def opened(folder: Path, budget: int, tokens: int, threads: int) -> Engine:
     """The model of one folder, with room for one prompt and its cached prefix."""
     blocks = 2 * (-(-tokens // BLOCK) + 1)
-    return Engine.open(EngineConfig(folder, num_blocks=blocks, threads=THREADS, max_batch_tokens=budget))
+    return Engine.open(EngineConfig(folder, num_blocks=blocks, threads=threads, max_batch_tokens=budget))
 
 
-def first_token(engine: Engine, prompt: tuple[int, ...], cache: bool) -> tuple[float, FirstToken]:
+def first_token(
+    engine: Engine, prompt: tuple[int, ...], cache: bool, clock: Callable[[], float]
+) -> tuple[float, FirstToken]:
     """Seconds until a prompt's first token, and that token with its alternatives' log probabilities."""
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=20)
-    started = time.perf_counter()
+    started = clock()
     engine.submit(GenerateRequest("r", prompt, params, cache=cache))
     found: FirstToken | None = None
     while engine.has_work:
@@ -111,13 +125,16 @@ def first_token(engine: Engine, prompt: tuple[int, ...], cache: bool) -> tuple[f
             found = event if isinstance(event, FirstToken) else found
     if found is None:
         raise RuntimeError("the engine drew no token")
-    return time.perf_counter() - started, found
+    return clock() - started, found
 
 
-def prefill_rows(folders: dict[str, Path], prompt: tuple[int, ...], budget: int, repeat: int) -> Iterator[Row]:
+def prefill_rows(folders: dict[str, Path], prompt: tuple[int, ...], budget: int, setting: Setting) -> Iterator[Row]:
     """A cold prefill with every row in every layer, and with the last window alone in the upper half, in turn."""
-    exact, replaying = (opened(folders[mode], budget, len(prompt)) for mode in ("exact", "decoder-side"))
-    pairs = [[first_token(engine, prompt, False) for engine in (exact, replaying)] for _ in range(repeat)]
+    exact, replaying = (
+        opened(folders[mode], budget, len(prompt), setting.threads) for mode in ("exact", "decoder-side")
+    )
+    engines = (exact, replaying)
+    pairs = [[first_token(engine, prompt, False, setting.clock) for engine in engines] for _ in range(setting.repeat)]
     whole, trimmed = (statistics.median(seconds for seconds, _ in runs) for runs in zip(*pairs, strict=True))
     yield Row(f"prefill, steps of {budget}: exact", whole, "s")
     yield Row(f"prefill, steps of {budget}: decoder-side replay", trimmed, "s")
@@ -126,16 +143,18 @@ def prefill_rows(folders: dict[str, Path], prompt: tuple[int, ...], budget: int,
     yield Row(f"prefill, steps of {budget}: log probabilities moved by decoder-side replay", shift)
 
 
-def hit_rows(folders: dict[str, Path], prompt: tuple[int, ...], repeat: int) -> Iterator[Row]:
+def hit_rows(folders: dict[str, Path], prompt: tuple[int, ...], setting: Setting) -> Iterator[Row]:
     """A prompt of which the last block alone is new: window restored from an anchor, or replayed.
 
     Log probabilities are held against a cold and exact run; an exact hit moves none.
     """
-    engines = {mode: opened(folders[mode], BUDGETS[0], len(prompt)) for mode in ("exact", "encoder-side", "both")}
-    _, cold = first_token(engines["exact"], prompt, False)
+    budget, clock = BUDGETS[0], setting.clock
+    modes = ("exact", "encoder-side", "both")
+    engines = {mode: opened(folders[mode], budget, len(prompt), setting.threads) for mode in modes}
+    _, cold = first_token(engines["exact"], prompt, False, clock)
     for engine in engines.values():
-        first_token(engine, prompt[: len(prompt) - BLOCK + 1], True)
-    turns = [{mode: first_token(engine, prompt, True) for mode, engine in engines.items()} for _ in range(repeat)]
+        first_token(engine, prompt[: len(prompt) - BLOCK + 1], True, clock)
+    turns = [{mode: first_token(engines[mode], prompt, True, clock) for mode in modes} for _ in range(setting.repeat)]
     for mode, engine in engines.items():
         found = turns[0][mode][1]
         if found.cached_tokens < len(prompt) - 2 * BLOCK:
