@@ -1,25 +1,26 @@
-"""The adapter to deepseek-recipe: requests to tokens, tokens to neutral deltas. The only module that imports it."""
+"""The adapter to deepseek-recipe: requests to tokens, tokens to neutral deltas. The only module that imports it.
+
+It has the encodings of V4 and V4.1, and reads the requests of every dialect.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import deepseek_recipe as recipe
-from blake3 import blake3
 
 from fabric.errors import InvalidArgument, NotFound, StartError
 from services.recipe import faults, options
-from services.recipe.deltas import Delta, Kind
+from services.recipe.deltas import Delta, Kind, call_id
+from services.recipe.dialect import Ending, Rendered, TokenLogprobs
 from services.recipe.model_files import ModelFiles
 from services.recipe.options import ParsingOptions
+from services.recipe.plain import PlainDialect
 from services.recipe.reasoning import Marks, ReasoningCount
 from services.recipe.text import TextParser
 
 _Chunk = recipe.ChatCompletionChunk | recipe.ResponsesStreamEvent | recipe.MessagesStreamEvent
-TokenLogprobs = Sequence[tuple[float, Sequence[tuple[int, float]]]]
 
 _Encoding = type[recipe.DeepseekV4Encoding] | type[recipe.DeepseekV41Encoding]
 _ENCODINGS: dict[str, tuple[_Encoding, recipe.ModelVersion]] = {
@@ -35,56 +36,105 @@ _STAGES = {
 _FREE_CONSTRAINTS = frozenset({"tool_call"})
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """A prompt ready for the engine, and what Parse must know of it."""
-
-    token_ids: list[int]
-    parsing_options: bytes
-    constraint_kind: str
-    constraint: str
-    default_max_tokens: int
-    thinking: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How the parser ended: its last deltas, whether the model called tools, and how long it reasoned."""
-
-    deltas: list[Delta]
-    called_tools: bool
-    reasoning_tokens: int
+# What tells the encodings apart: V4 does without it.
+_ONLY_V41 = recipe.SpecialToken.System
+_BOTH = (
+    recipe.SpecialToken.Eos,
+    recipe.SpecialToken.User,
+    recipe.SpecialToken.Assistant,
+    recipe.SpecialToken.ThinkingStart,
+    recipe.SpecialToken.ThinkingEnd,
+    recipe.SpecialToken.Dsml,
+)
+_MODEL_TYPES = ("deepseek_v4", "deepseek_v41")
 
 
-class Codec:
-    """One model's encoding with its tokenizer. Holds no request; safe to use from several threads.
+def missing_tokens(files: ModelFiles) -> list[str]:
+    """Control tokens of the encodings that a vocabulary lacks."""
+    return [token.default_str() for token in _BOTH if token.default_str() not in files.control.ids]
 
-    `silent` are the spellings of control tokens that its parsers may show as no text.
+
+def detect_encoding(files: ModelFiles) -> str:
+    """Which encoding a model folder was made for; empty if for none."""
+    if missing_tokens(files):
+        return ""
+    if _ONLY_V41.default_str() in files.control.ids:
+        return "v4.1"
+    return "v4" if files.model_type in _MODEL_TYPES else ""
+
+
+def read_request(body: bytes, model: str, conversion: recipe.ConversionOptions) -> recipe.ConversationRequest:
+    """An OpenAI Chat Completions request to `model`, checked.
+
+    Raises:
+        InvalidArgument: the request is not one; names the field.
+        NotFound: it names another model.
     """
+    try:
+        request = recipe.ChatCompletionRequest(body)
+        if request.model != model:
+            raise NotFound(f"this recipe renders for {model!r} only", field="model", fix="see ListModels")
+        return request.convert(conversion)
+    except (recipe.ConversionError, ValueError) as error:
+        raise faults.explain(str(error), body) from error
 
-    def __init__(self, model: str, model_dir: Path, encoding: str) -> None:
-        """Loads `tokenizer.json` and `config.json` of `model_dir`.
 
-        Raises:
-            StartError: a file is missing or unreadable, or lacks what the encoding needs; names the file and the fix.
-        """
+def conversion_for(model: str, encoding: str = "v4") -> recipe.ConversionOptions:
+    """How requests to `model` are read. The checks are the same for every encoding."""
+    return recipe.ConversionOptions().with_model_versions_by_name({model: _ENCODINGS[encoding][1]})
+
+
+def finished(
+    converted: recipe.ConversationRequest, token_ids: list[int], parsing: ParsingOptions, context_tokens: int
+) -> Rendered:
+    """A rendered request with its output length and constraint.
+
+    Raises:
+        InvalidArgument: it asks for more output than fits.
+    """
+    try:
+        max_tokens = converted.resolve_max_tokens(len(token_ids), context_tokens)
+    except recipe.ConversionError as error:
+        raise InvalidArgument(
+            f"the prompt has {len(token_ids)} tokens of a context of {context_tokens}: "
+            f"max_tokens must be at most {context_tokens - len(token_ids)}",
+            field="max_tokens",
+            fix="ask for fewer tokens or shorten the messages",
+        ) from error
+    constraint = converted.inference_options.output_constraint
+    bound = constraint is not None and constraint.kind not in _FREE_CONSTRAINTS
+    return Rendered(
+        token_ids,
+        options.dump(parsing),
+        constraint.kind if constraint is not None and bound else "",
+        constraint.schema if constraint is not None and bound else "",
+        max_tokens,
+        parsing.stage.startswith("reasoning"),
+    )
+
+
+class Codec(PlainDialect):
+    """V4's dialect: one model's encoding with its tokenizer."""
+
+    chats = True
+
+    def __init__(self, model: str, files: ModelFiles, encoding: str) -> None:
+        """Raises StartError where the tokenizer lacks what the encoding needs; names the file and the fix."""
+        super().__init__(model, files)
         make, version = _ENCODINGS[encoding]
-        files = ModelFiles.read(model_dir)
-        self.model, self.encoding = model, encoding
-        self.max_context_tokens, self.vocab_size = files.max_context_tokens, files.vocab_size
-        self._files = files
+        self.encoding = encoding
         self._version = version
         self._tokenizer = _tokenizer(files)
         self._renderer = make()
         self._encoder = make().with_tokenizer(self._tokenizer)
-        self._conversion = recipe.ConversionOptions().with_model_versions_by_name({model: version})
+        self._conversion = conversion_for(model, encoding)
         self._marks = Marks(
             eos=files.eos_token_ids | {self._special(recipe.SpecialToken.Eos)},
             reasoning_end=self._special(recipe.SpecialToken.ThinkingEnd),
             call=self._special(recipe.SpecialToken.Dsml),
         )
         structure = (recipe.SpecialToken.ThinkingStart, recipe.SpecialToken.ThinkingEnd)
-        spellings = (files.full.decode([token], skip_special_tokens=False) for token in sorted(self._marks.eos))
+        spellings = map(files.spelled, sorted(self._marks.eos))
         self.silent = (*filter(None, spellings), *(token.default_str() for token in structure))
 
     def render_chat(self, body: bytes) -> Rendered:
@@ -94,29 +144,11 @@ class Codec:
             InvalidArgument: the request is not one, or does not fit the context; names the field.
             NotFound: it names another model.
         """
-        try:
-            request = recipe.ChatCompletionRequest(body)
-            if request.model != self.model:
-                raise NotFound(f"this recipe renders for {self.model!r} only", field="model", fix="see ListModels")
-            converted = request.convert(self._conversion)
-        except (recipe.ConversionError, ValueError) as error:
-            raise faults.explain(str(error), body) from error
-        self._refuse_overlong(self._renderer.render_conversation(converted.conversation).prompt, "messages")
+        converted = read_request(body, self.model, self._conversion)
+        self._refuse_overlong(len(self._renderer.render_conversation(converted.conversation).prompt), "messages")
         token_ids = self._encoder.encode(converted.conversation)
-        return self._rendered(converted, token_ids)
-
-    def render_text(self, text: str) -> Rendered:
-        """Encodes plain text as it is: nothing in it becomes a control token and none is added.
-
-        Raises:
-            InvalidArgument: the text is empty or does not fit the context.
-        """
-        if not text:
-            raise InvalidArgument("the prompt is empty", field="text", fix="send at least one character")
-        self._refuse_overlong(text, "text")
-        token_ids = self._files.plain.encode(text, add_special_tokens=False).ids
-        room = self._room(len(token_ids), "text")
-        return Rendered(token_ids, options.dump(ParsingOptions()), "", "", room, False)
+        self._room(len(token_ids), "messages")
+        return finished(converted, token_ids, _pack_options(converted.parsing_options), self.max_context_tokens)
 
     def chat_parser(self, parsing: ParsingOptions, request_id: str) -> TokenParser:
         """A parser for the answer to one rendered conversation."""
@@ -125,46 +157,6 @@ class Codec:
     def text_parser(self) -> TextParser:
         """A parser for the continuation of a plain prompt."""
         return TextParser(self._files.full, self._marks.eos)
-
-    def _rendered(self, converted: recipe.ConversationRequest, token_ids: list[int]) -> Rendered:
-        parsing = _pack_options(converted.parsing_options)
-        self._room(len(token_ids), "messages")
-        try:
-            max_tokens = converted.resolve_max_tokens(len(token_ids), self.max_context_tokens)
-        except recipe.ConversionError as error:
-            raise InvalidArgument(
-                f"the prompt has {len(token_ids)} tokens of a context of {self.max_context_tokens}: "
-                f"max_tokens must be at most {self.max_context_tokens - len(token_ids)}",
-                field="max_tokens",
-                fix="ask for fewer tokens or shorten the messages",
-            ) from error
-        constraint = converted.inference_options.output_constraint
-        bound = constraint is not None and constraint.kind not in _FREE_CONSTRAINTS
-        return Rendered(
-            token_ids,
-            options.dump(parsing),
-            constraint.kind if constraint is not None and bound else "",
-            constraint.schema if constraint is not None and bound else "",
-            max_tokens,
-            parsing.stage.startswith("reasoning"),
-        )
-
-    def _refuse_overlong(self, text: str, field: str) -> None:
-        # A token stands for a bounded number of characters: what cannot fit is refused before it costs an encoding.
-        if len(text) > self.max_context_tokens * self._files.longest_token_chars:
-            raise self._too_long(f"more than {self.max_context_tokens} tokens", field)
-
-    def _room(self, prompt_tokens: int, field: str) -> int:
-        if prompt_tokens >= self.max_context_tokens:
-            raise self._too_long(f"{prompt_tokens} tokens", field)
-        return self.max_context_tokens - prompt_tokens
-
-    def _too_long(self, size: str, field: str) -> InvalidArgument:
-        return InvalidArgument(
-            f"the prompt has {size}, the context of {self.model!r} holds {self.max_context_tokens} with the answer",
-            field=field,
-            fix="shorten the prompt",
-        )
 
     def _special(self, token: recipe.SpecialToken) -> int:
         ids = self._tokenizer.encode(token.default_str())
@@ -252,12 +244,8 @@ class TokenParser:
         index, function = call["index"], call["function"]
         if not isinstance(index, int) or not isinstance(function, dict):
             raise TypeError("deepseek-recipe changed the form of a tool call: pin the version in pyproject.toml")
-        # The library draws ids at random; ours follow from the request, so that a retried Parse gives the same ones.
-        call_id = self._call_id(index) if call.get("id") else ""
-        return Delta(Kind.TOOL_CALL, function.get("arguments") or "", (), index, call_id, function.get("name") or "")
-
-    def _call_id(self, index: int) -> str:
-        return f"call_{index:02d}_{blake3(f'{self._request_id}/{index}'.encode()).hexdigest()[:24]}"
+        own_id = call_id(self._request_id, index) if call.get("id") else ""  # the library draws ids at random
+        return Delta(Kind.TOOL_CALL, function.get("arguments") or "", (), index, own_id, function.get("name") or "")
 
 
 def _tokenizer(files: ModelFiles) -> recipe.Tokenizer:

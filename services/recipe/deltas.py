@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from blake3 import blake3
+
 Logprobs = tuple[dict[str, object], ...]
 
 
@@ -31,6 +33,11 @@ class Delta:
     call_index: int = 0
     call_id: str = ""
     name: str = ""
+
+
+def call_id(request_id: str, index: int) -> str:
+    """The id of a request's tool call: it follows from the request, so that a retried Parse gives the same ones."""
+    return f"call_{index:02d}_{blake3(f'{request_id}/{index}'.encode()).hexdigest()[:24]}"
 
 
 def coalesce(deltas: Iterable[Delta]) -> list[Delta]:

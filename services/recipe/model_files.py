@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from fabric.errors import StartError
+from services.recipe.control import ControlTokens
 
 _LIMITS = ("max_position_embeddings", "vocab_size")
 
@@ -19,17 +20,23 @@ class ModelFiles:
     """What `tokenizer.json` and `config.json` say.
 
     `full` knows the added vocabulary and decodes every id; for `plain` control tokens do not exist, so that no text
-    can encode to one.
+    can encode to one. `control` is that added vocabulary. `model_type` is what config.json calls the architecture.
     """
 
     tokenizer_path: Path
     tokenizer_json: str
     full: Tokenizer
     plain: Tokenizer
+    control: ControlTokens
     longest_token_chars: int
     max_context_tokens: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    model_type: str
+
+    def spelled(self, token_id: int) -> str:
+        """A token as text."""
+        return self.full.decode([token_id], skip_special_tokens=False)
 
     @classmethod
     def read(cls, model_dir: Path) -> ModelFiles:
@@ -43,11 +50,13 @@ class ModelFiles:
             tokenizer_json=source,
             full=full,
             plain=plain,
+            control=ControlTokens.read(full),
             # Byte-level vocabularies spell each byte as one character, so this bounds the text behind a token.
             longest_token_chars=max(map(len, full.get_vocab())),
             max_context_tokens=config["max_position_embeddings"],
             vocab_size=config["vocab_size"],
             eos_token_ids=_eos(config.get("eos_token_id")),
+            model_type=str(config.get("model_type", "")),
         )
 
 

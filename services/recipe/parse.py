@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.recipe.chat_wire import BodyWriter, ChunkWriter, TokenUsage
-from services.recipe.codec import TokenLogprobs, TokenParser
 from services.recipe.deltas import Delta, coalesce
+from services.recipe.dialect import ChatParser, TokenLogprobs
 from services.recipe.text import TextParser
 from services.recipe.trim import StopTrim
 
@@ -41,7 +41,7 @@ class Session(Protocol):
 class ChatSession:
     """An answer in OpenAI's chat form."""
 
-    def __init__(self, parser: TokenParser, trim: StopTrim, writer: ChunkWriter | BodyWriter) -> None:
+    def __init__(self, parser: ChatParser, trim: StopTrim, writer: ChunkWriter | BodyWriter) -> None:
         self._parser = parser
         self._trim = trim
         self._writer = writer

@@ -13,11 +13,11 @@ from services.recipe.options import ParsingOptions
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Control tokens that structure an answer."""
+    """Control tokens that structure an answer; None for those that a vocabulary lacks."""
 
     eos: frozenset[int]
-    reasoning_end: int
-    call: int
+    reasoning_end: int | None
+    call: int | None
 
 
 class ReasoningCount:

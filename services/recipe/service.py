@@ -1,4 +1,4 @@
-"""The recipe's gRPC face: checks sizes, calls the codec, packs. Knows no protocol's details."""
+"""The recipe's gRPC face: checks sizes, calls the dialect, packs. Knows no protocol's details."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from fabric.errors import InvalidArgument
 from fabric.health import Progress
 from fabric.lifecycle import new_identity
 from fabric.server import Service
+from fabric.telemetry import logs
 from protos.deepinfer.v1 import recipe_pb2, recipe_pb2_grpc
 from services.recipe import options, wire
 from services.recipe.chat_wire import BodyWriter, ChunkWriter, Heading
-from services.recipe.codec import Codec
+from services.recipe.choice import open_dialect
 from services.recipe.crew import Crew
+from services.recipe.dialect import Dialect
 from services.recipe.parse import ChatSession, Session, TextSession
 from services.recipe.settings import RecipeSettings
 from services.recipe.trim import StopTrim
 
-_DIALECTS = (recipe_pb2.DIALECT_TEXT, recipe_pb2.DIALECT_OPENAI_CHAT)
+_DIALECTS = (recipe_pb2.DIALECT_TEXT, recipe_pb2.DIALECT_OPENAI_CHAT)  # plain text first: every model has it
 _MAX_STOPS = 64
+
+_log = logs.get("recipe")
 
 Context = Any  # grpc.aio.ServicerContext
 
@@ -30,16 +34,16 @@ Context = Any  # grpc.aio.ServicerContext
 class RecipeServicer(recipe_pb2_grpc.RecipeServiceServicer):
     """Render and Parse for one model. Parse runs on the event loop: a batch of tokens takes microseconds."""
 
-    def __init__(self, codec: Codec, crew: Crew, settings: RecipeSettings) -> None:
-        self._codec, self._crew, self._settings = codec, crew, settings
+    def __init__(self, dialect: Dialect, crew: Crew, settings: RecipeSettings) -> None:
+        self._dialect, self._crew, self._settings = dialect, crew, settings
 
     async def Info(self, request: recipe_pb2.RecipeServiceInfoRequest, context: Context) -> Any:
         return recipe_pb2.RecipeServiceInfoResponse(
-            model=self._codec.model,
-            vocab_size=self._codec.vocab_size,
-            dialects=_DIALECTS,
+            model=self._dialect.model,
+            vocab_size=self._dialect.vocab_size,
+            dialects=_DIALECTS if self._dialect.chats else _DIALECTS[:1],
             max_request_bytes=self._settings.max_request_bytes,
-            encoding=self._codec.encoding,
+            encoding=self._dialect.encoding,
         )
 
     async def Render(self, request: recipe_pb2.RenderRequest, context: Context) -> recipe_pb2.RenderResponse:
@@ -47,8 +51,8 @@ class RecipeServicer(recipe_pb2_grpc.RecipeServiceServicer):
         if not chat and request.dialect != recipe_pb2.DIALECT_TEXT:
             raise _unknown_dialect()
         self._check_size(len(request.body) if chat else len(request.text), "body" if chat else "text")
-        codec, body, text = self._codec, request.body, request.text
-        job = (lambda: codec.render_chat(body)) if chat else (lambda: codec.render_text(text))
+        dialect, body, text = self._dialect, request.body, request.text
+        job = (lambda: dialect.render_chat(body)) if chat else (lambda: dialect.render_text(text))
         return wire.pack_rendered(await self._crew.run(job, deadline.remaining_s(context)))
 
     async def Parse(self, messages: AsyncIterator[recipe_pb2.ParseRequest], context: Context) -> None:
@@ -69,15 +73,15 @@ class RecipeServicer(recipe_pb2_grpc.RecipeServiceServicer):
         start = first.start
         if len(start.stop) > _MAX_STOPS:
             raise InvalidArgument("too many stop strings", field="start.stop", fix=f"send at most {_MAX_STOPS}")
-        trim = StopTrim(start.stop, self._codec.silent)
+        trim = StopTrim(start.stop, self._dialect.silent)
         if start.dialect == recipe_pb2.DIALECT_TEXT:
-            return TextSession(self._codec.text_parser(), trim)
+            return TextSession(self._dialect.text_parser(), trim)
         if start.dialect != recipe_pb2.DIALECT_OPENAI_CHAT:
             raise _unknown_dialect()
         parsing = options.load(start.parsing_options)
-        heading = Heading(start.request_id, start.model or self._codec.model, start.created, parsing.thinking)
+        heading = Heading(start.request_id, start.model or self._dialect.model, start.created, parsing.thinking)
         writer = ChunkWriter(heading, start.include_usage) if start.stream else BodyWriter(heading)
-        return ChatSession(self._codec.chat_parser(parsing, start.request_id), trim, writer)
+        return ChatSession(self._dialect.chat_parser(parsing, start.request_id), trim, writer)
 
     def _push(self, session: Session, tokens: recipe_pb2.ParseTokens) -> recipe_pb2.ParseResponse:
         if len(tokens.token_ids) > self._settings.max_parse_tokens:
@@ -110,16 +114,18 @@ async def build(settings: RecipeSettings) -> AsyncIterator[Service]:
     """The recipe service around one model folder.
 
     Raises:
-        StartError: the folder lacks a tokenizer or configuration, or they do not fit the encoding.
+        StartError: the folder lacks a tokenizer or configuration, or they do not fit the dialect that was chosen.
     """
-    codec = Codec(settings.served_name, settings.model, settings.encoding)
+    dialect = open_dialect(settings)
+    _log.info("dialect", dialect=dialect.encoding, asked=settings.dialect, model=dialect.model, chats=dialect.chats)
     crew = Crew(settings.threads, settings.max_waiting)
     identity = new_identity("recipe", settings.instance)
     try:
         yield Service(
-            servicers=[(recipe_pb2_grpc.add_RecipeServiceServicer_to_server, RecipeServicer(codec, crew, settings))],
+            servicers=[(recipe_pb2_grpc.add_RecipeServiceServicer_to_server, RecipeServicer(dialect, crew, settings))],
             progress=Progress(pending=lambda: crew.pending, steps=lambda: crew.done),
-            members=MemberInfo("recipe", identity.instance, "", identity.epoch, model=codec.model),
+            members=MemberInfo("recipe", identity.instance, "", identity.epoch, model=dialect.model),
         )
     finally:
         crew.close()
+        dialect.close()

@@ -1,4 +1,4 @@
-"""Between protobuf and the recipe's own values. Knows both forms and no codec."""
+"""Between protobuf and the recipe's own values. Knows both forms and no dialect."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from protos.deepinfer.v1 import common_pb2, recipe_pb2
 from services.recipe.chat_wire import TokenUsage
-from services.recipe.codec import Rendered, TokenLogprobs
 from services.recipe.deltas import Delta, Kind
+from services.recipe.dialect import Rendered, TokenLogprobs
 from services.recipe.parse import End, Step
 
 REASONS = {

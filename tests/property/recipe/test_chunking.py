@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from services.recipe.chat_wire import ChunkWriter, Heading, TokenUsage
 from services.recipe.codec import Codec
 from services.recipe.deltas import Delta, coalesce
+from services.recipe.model_files import ModelFiles
 from services.recipe.options import ParsingOptions
 from services.recipe.parse import ChatSession
 from services.recipe.trim import StopTrim
@@ -43,7 +44,7 @@ parsings = st.builds(
 
 @cache
 def codec() -> Codec:
-    return Codec("bytes", bytemodel.write(Path(mkdtemp()) / "bytes"), "v4.1")
+    return Codec("bytes", ModelFiles.read(bytemodel.write(Path(mkdtemp()) / "bytes")), "v4.1")
 
 
 def told(tokens: list[int], cuts: list[int], parsing: ParsingOptions, stops: tuple[str, ...]) -> Any:

@@ -10,6 +10,7 @@ from engine.errors import InvalidParameter
 from engine.families import open_family, tiny, tiny_tokenizer
 from kernels import choose
 from services.recipe.codec import Codec
+from services.recipe.model_files import ModelFiles
 
 FAMILIES = list(tiny.WRITERS)
 
@@ -25,7 +26,7 @@ def test_a_tiny_folder_opens(tiny_folder, family, quantized):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_recipe_service_takes_the_tokenizer(tiny_folder, family):
-    codec = Codec("tiny", tiny_folder(family), "v4.1")
+    codec = Codec("tiny", ModelFiles.read(tiny_folder(family)), "v4.1")
     body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Grüß dich"}]}).encode()
     assert max(codec.render_chat(body).token_ids) < codec.vocab_size
 

@@ -10,7 +10,9 @@ import pytest
 
 from fabric.errors import InvalidArgument, NotFound, StartError
 from services.recipe import options
-from services.recipe.codec import Codec, Rendered
+from services.recipe.codec import Codec
+from services.recipe.dialect import Rendered
+from services.recipe.model_files import ModelFiles
 from tests.support import bytemodel
 
 DATA = Path(__file__).parents[3] / "data"
@@ -162,7 +164,7 @@ def test_a_missing_file_stops_the_start_by_name(tmp_path: Path, missing: str) ->
     folder = bytemodel.write(tmp_path / "model")
     (folder / missing).unlink()
     with pytest.raises(StartError) as caught:
-        Codec("m", folder, "v4.1")
+        Codec("m", ModelFiles.read(folder), "v4.1")
     assert missing in caught.value.message and caught.value.field == "model" and caught.value.fix
 
 
@@ -181,7 +183,7 @@ def test_a_broken_file_stops_the_start_by_name(tmp_path: Path, file: str, text: 
     folder = bytemodel.write(tmp_path / "model")
     (folder / file).write_text(text)
     with pytest.raises(StartError) as caught:
-        Codec("m", folder, "v4.1")
+        Codec("m", ModelFiles.read(folder), "v4.1")
     assert file in caught.value.message
 
 
@@ -189,13 +191,13 @@ def test_limits_are_read_from_the_section_where_v41_publishes_them(tmp_path: Pat
     folder = bytemodel.write(tmp_path / "model")
     published = (DATA / "v41" / "flash-config.json").read_text()
     (folder / "config.json").write_text(published)
-    codec = Codec("m", folder, "v4.1")
+    codec = Codec("m", ModelFiles.read(folder), "v4.1")
     assert (codec.max_context_tokens, codec.vocab_size) == (1_048_576, 129_280)
     tree = json.loads(published)
     del tree["text_config"]["vocab_size"]
     (folder / "config.json").write_text(json.dumps(tree | {"vocab_size": 10}))
     with pytest.raises(StartError, match=r"config\.json: text_config\.vocab_size is not a whole number"):
-        Codec("m", folder, "v4.1")
+        Codec("m", ModelFiles.read(folder), "v4.1")
 
 
 def test_a_tokenizer_of_another_encoding_stops_the_start(tmp_path: Path) -> None:
@@ -204,4 +206,4 @@ def test_a_tokenizer_of_another_encoding_stops_the_start(tmp_path: Path) -> None
     tree["added_tokens"] = []
     (folder / "tokenizer.json").write_text(json.dumps(tree))
     with pytest.raises(StartError, match="has no token"):
-        Codec("m", folder, "v4.1")
+        Codec("m", ModelFiles.read(folder), "v4.1")
