@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
-from fabric import lifecycle
+from fabric import failpoints, lifecycle
 from fabric.channels import MAX_MESSAGE_BYTES
 from fabric.discovery import Discovery, MemberInfo, open_discovery
 from fabric.errors import ServiceError, StartError
@@ -230,6 +230,7 @@ def run(cls: type[SettingsT], build: Build[SettingsT]) -> NoReturn:
 
 async def _main(settings: SettingsT, build: Build[SettingsT]) -> None:
     logs.configure(settings.service_name(), settings.instance, settings.log_level)
+    failpoints.arm(settings.failpoints)
     stop = lifecycle.stop_on_signals()
     chassis = Chassis(settings, build)
     starting = asyncio.create_task(chassis.start())

@@ -70,6 +70,7 @@ class ServiceSettings(Settings):
     reflection: bool = Field(True, description="serve gRPC reflection; turn off in production")
     ready_file: Path | None = Field(None, description="file to write the ready line to")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level to log")
+    failpoints: str = Field("", description="for tests alone: where this process shall fail (docs/faults.md)")
 
     @classmethod
     def service_name(cls) -> str:

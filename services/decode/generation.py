@@ -12,10 +12,14 @@ from engine.runner import EngineRunner
 from engine.sampling.logprobs import TokenLogprob
 from engine.sampling.params import SamplingParams
 from engine.stops import FinishReason
+from fabric import failpoints
 from fabric.errors import InvalidArgument
 from services.decode.desk import Desk, Holding
 from services.worker.failures import engine_errors, translate
 from services.worker.receipts import Receipt
+
+_VERIFIED = failpoints.declare("decode.verified")  # all KV is verified, nothing was decoded
+_TOKEN = failpoints.declare("decode.token")  # a token after the first was drawn and not sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ async def generate(engine: EngineRunner, desk: Desk, holding: Holding, ask: Gene
     """
     _check(engine, holding, ask)
     await desk.verify(holding, ask.receipt)
+    await _VERIFIED.reached()
     if ask.receipt.first_token is not None:
         logprobs = (ask.receipt.logprob,) if ask.receipt.logprob is not None else ()
         await emit(Batch(ask.emitted_tokens, (ask.receipt.first_token,), logprobs))
@@ -88,6 +93,7 @@ async def _follow(engine: EngineRunner, request: DecodeRequest, emit: Emit) -> N
         async for event in events:
             match event:
                 case TokensOut():
+                    await _TOKEN.reached()
                     await emit(Batch(event.first_index, event.token_ids, event.logprobs or ()))
                 case Failed():
                     raise translate(event.error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import metadata
@@ -23,6 +24,7 @@ from services.gateway.handoff import Cleaner
 from services.gateway.http import create_app
 from services.gateway.meters import Meters
 from services.gateway.pool import Pool
+from services.gateway.recovery import Bounds, RetryBudget
 from services.gateway.router import Router
 from services.gateway.service import GatewayServicer
 from services.gateway.settings import GatewaySettings
@@ -43,12 +45,14 @@ async def build(settings: GatewaySettings) -> AsyncIterator[Service]:
     discovery = open_discovery(settings.discovery)
     pool = Pool(discovery, Router(random), Patience(settings.probe_s, settings.stale_s))
     cleaner = Cleaner()
-    conductor = Conductor(pool, cleaner, random, settings.coalesce_ms / 1000)
+    budget = RetryBudget(settings.retry_share, settings.retry_floor_per_s, settings.retry_burst, time.monotonic)
     # Without any decode worker requests shall fail at once and say so, not wait.
     limit = lambda: min(settings.max_inflight, pool.capacity() or settings.max_inflight)  # noqa: E731
     admission = Admission(limit, settings.max_queued, settings.max_queued_per_tenant)
     metrics = Metrics("gateway")
     meters = Meters(metrics, lambda: admission.inflight, lambda: admission.queued)
+    bounds, coalesce_s = Bounds(settings.max_moves), settings.coalesce_ms / 1000
+    conductor = Conductor(pool, cleaner, random, budget, meters.workers_failed, bounds, coalesce_s)
     front = Front(tenants, admission, conductor, meters, lambda: secrets.token_hex(12))
     identity = new_identity("gateway", settings.instance)
     async with background(pool.run(), "pool"):

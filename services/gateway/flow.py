@@ -1,28 +1,27 @@
-"""One request through the stack: render, choose, hand over, tell. Knows the order of steps and what may be repeated."""
+"""One request through the stack: render, hand over, tell. Knows the order of steps, not what may be repeated."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from random import Random
 
-from fabric.errors import DeadlineExceeded, Internal, InvalidArgument, ServiceError, StaleTicket, Unavailable
+from fabric.errors import DeadlineExceeded, Internal, InvalidArgument, ServiceError, Unavailable
 from protos.deepinfer.v1 import decode_pb2, prefill_pb2, recipe_pb2
 from services.gateway import prompts
 from services.gateway.handoff import Cleaner, Handoff
 from services.gateway.job import Finish, Job, Prompt, Update
 from services.gateway.ledger import Ledger
+from services.gateway.lives import Lives, Observe
 from services.gateway.narrator import Narrator
 from services.gateway.peers import Recipe
-from services.gateway.router import Demand
+from services.gateway.recovery import Bounds, Recovery, RetryBudget
+from services.gateway.source import Source
 from services.gateway.tap import Batch, Tap
-from services.gateway.workers import Chosen, Workers
+from services.gateway.workers import Workers
 
-# Attempts after the first, all before the client saw a token.
-RETRIES = 1
-_BACKOFF_S = (0.05, 0.15)
 # What an engine would have to enforce; tool calls need no more than the prompt.
 _UNENFORCED = frozenset({"json", "regex"})
 
@@ -31,24 +30,32 @@ _UNENFORCED = frozenset({"json", "regex"})
 class _Opening:
     """A handed-over prompt with its first tokens, and their events where they were told already.
 
-    Without a tap the first token was also the last.
+    Without a source the first token was also the last.
     """
 
-    handoff: Handoff
     done: prefill_pb2.PrefillDone
     ledger: Ledger
     first: Batch
-    tap: Tap | None
+    source: Source | None
     told: list[recipe_pb2.ParseEvent] | None = None
 
 
 class Conductor:
-    """Leads requests; holds nothing of any of them. `random` draws seeds and jitter."""
+    """Leads requests; holds nothing of any. `random` draws seeds and jitter, `observe` hears of workers that failed."""
 
-    def __init__(self, workers: Workers, cleaner: Cleaner, random: Random, coalesce_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        cleaner: Cleaner,
+        random: Random,
+        budget: RetryBudget,
+        observe: Observe,
+        bounds: Bounds | None = None,
+        coalesce_s: float = 0.0,
+    ) -> None:
         self._workers, self._cleaner, self._random = workers, cleaner, random
+        self._budget, self._observe, self._bounds = budget, observe, bounds or Bounds()
         self._coalesce_s = coalesce_s
-        self.retries = 0
 
     @asynccontextmanager
     async def answer(self, job: Job) -> AsyncIterator[AsyncIterator[Update]]:
@@ -57,16 +64,17 @@ class Conductor:
         Raises:
             ServiceError: nothing was sent yet; failures after the first update come from the iterator as Unavailable.
         """
-        async with AsyncExitStack() as stack:
+        self._budget.request()
+        with ExitStack() as stack:
             recipe = stack.enter_context(self._workers.recipe(job.model))
             prompt = await self._prepare(job, recipe)
             narrator = Narrator(recipe, _parse_start(job, prompt))
             stack.callback(narrator.close)
-            opening = await self._open(job, prompt, narrator, stack)
-            if opening.told is not None:
-                first = Update(opening.first, opening.told)
-            else:
-                first = await self._update(opening, narrator, opening.first)
+            recovery = Recovery(self._budget, self._bounds, self._random)
+            lives = Lives(job, prompt, self._workers, self._cleaner, recovery, self._observe)
+            stack.callback(lives.close)
+            opening = await self._open(prompt, narrator, lives)
+            first = await self._first(opening, narrator)
             yield self._updates(replace(first, prompt_logprobs=opening.done.prompt_logprobs), opening, narrator)
 
     async def _prepare(self, job: Job, recipe: Recipe) -> Prompt:
@@ -82,46 +90,23 @@ class Conductor:
         default = rendered.default_max_tokens
         return prompts.bounded(job, limits, rendered.token_ids, rendered.parsing_options, default, seed)
 
-    async def _open(self, job: Job, prompt: Prompt, narrator: Narrator, stack: AsyncExitStack) -> _Opening:
-        """Hands the prompt over until the first tokens are there, on another pair if the first one fails."""
-        demand = Demand(job.model, prompt.token_ids, prompt.max_total_tokens, job.salt, job.use_cache)
-        failed, failure = "", None
-        for attempt in range(RETRIES + 1):
-            chosen = self._choose(demand, failed, failure)
-            attempt_id = f"{job.request_id}.{attempt}" if attempt else job.request_id
-            handoff = Handoff(job, prompt, chosen.prefill, chosen.decode, self._cleaner, attempt_id)
-            held = AsyncExitStack()
-            held.callback(chosen.settle)
-            held.callback(handoff.close)
+    async def _open(self, prompt: Prompt, narrator: Narrator, lives: Lives) -> _Opening:
+        """Hands the prompt over until the first tokens are there, on another pair where one fails."""
+        while True:
+            handoff = lives.begin()
             try:
-                opening = await self._attempt(prompt, chosen, handoff, narrator)
+                opening = await self._attempt(prompt, handoff, narrator, lives)
             except ServiceError as error:
                 narrator.close()
-                await held.aclose()
-                if attempt == RETRIES or not _repeatable(error, handoff):
+                if handoff.suspect == "recipe":
                     raise
-                failed, failure = chosen.key_of(handoff.suspect), error
-            except BaseException:
-                await held.aclose()
-                raise
+                await lives.lost(error, handoff.suspect)
             else:
-                stack.push_async_exit(held.pop_all())
+                lives.passage.confirmed(opening.first.token_ids)
                 return opening
-            self.retries += 1
-            await asyncio.sleep(self._random.uniform(*_BACKOFF_S))
-        raise RuntimeError("the last attempt neither returned nor raised")
 
-    def _choose(self, demand: Demand, failed: str, failure: ServiceError | None) -> Chosen:
-        """A pair without the worker that failed, or with it where it is alone."""
-        try:
-            return self._workers.choose(demand, frozenset({failed}) if failed else frozenset())
-        except Unavailable:
-            if failure is None:
-                raise
-            return self._workers.choose(demand, frozenset())
-
-    async def _attempt(self, prompt: Prompt, chosen: Chosen, handoff: Handoff, narrator: Narrator) -> _Opening:
-        await handoff.start(chosen.layout_fingerprint, chosen.model_revision)
+    async def _attempt(self, prompt: Prompt, handoff: Handoff, narrator: Narrator, lives: Lives) -> _Opening:
+        await handoff.start()
         handoff.suspect = "recipe"
         await narrator.open()
         done = await handoff.receipt()
@@ -133,22 +118,31 @@ class Conductor:
         reason = prompts.finish_of_first(prompt, first.token_id) if drawn else None
         if reason is None:
             tap = await handoff.generate(done.receipt, ledger)
+            source = Source(lives, handoff, ledger, tap, self._coalesce_s)
             if not drawn:
-                return _Opening(handoff, done, ledger, await tap.take(), tap)
+                return _Opening(done, ledger, await tap.take(), source)
             batch, told = await _verified_and_told(handoff, tap, narrator, Batch(0, [first.token_id], logprobs))
-            return _Opening(handoff, done, ledger, batch, tap, told)
+            return _Opening(done, ledger, batch, source, told)
         ledger.take(0, 1)
         finish = decode_pb2.DecodeFinish(reason=reason, completion_tokens=1)
-        return _Opening(handoff, done, ledger, Batch(0, [first.token_id], logprobs, finish), None)
+        return _Opening(done, ledger, Batch(0, [first.token_id], logprobs, finish), None)
+
+    async def _first(self, opening: _Opening, narrator: Narrator) -> Update:
+        """What the first tokens say, as far as it was not told already."""
+        batch, told = opening.first, opening.told
+        if told is None:
+            return await self._update(opening, narrator, batch)
+        if batch.finish is None:
+            return Update(batch, told)
+        end = await self._update(opening, narrator, replace(batch, token_ids=(), logprobs=()))
+        return replace(end, batch=batch, events=[*told, *end.events])
 
     async def _updates(self, first: Update, opening: _Opening, narrator: Narrator) -> AsyncIterator[Update]:
         update = first
         yield update
-        while update.finish is None and opening.tap is not None:
+        while update.finish is None and opening.source is not None:
             try:
-                if self._coalesce_s:
-                    await opening.tap.gather(self._coalesce_s)
-                update = await self._update(opening, narrator, await opening.tap.take())
+                update = await self._update(opening, narrator, await opening.source.take())
             except ServiceError as error:
                 raise _broken(error) from error
             yield update
@@ -159,8 +153,8 @@ class Conductor:
             return Update(batch, await narrator.tell(batch))
         usage = opening.ledger.close(finish.completion_tokens)
         told = await narrator.end(batch, finish.reason, finish.stop, usage)
-        if opening.tap is not None:
-            opening.handoff.finished()
+        if opening.source is not None:
+            opening.source.finished()
         usage.reasoning_tokens = told.done.reasoning_tokens
         return Update(batch, told.events, finish=Finish(told.done.reason, finish.stop, usage))
 
@@ -179,10 +173,6 @@ async def _verified_and_told(
     finally:
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
-
-
-def _repeatable(error: ServiceError, handoff: Handoff) -> bool:
-    return handoff.suspect != "recipe" and (error.retryable or isinstance(error, StaleTicket))
 
 
 def _broken(error: ServiceError) -> ServiceError:

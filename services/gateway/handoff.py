@@ -7,16 +7,20 @@ from collections.abc import Coroutine
 from contextvars import Context
 from typing import Any
 
+from fabric import failpoints
 from fabric.errors import DeadlineExceeded, Internal, ServiceError, Unavailable
 from fabric.telemetry import logs
 from protos.deepinfer.v1 import common_pb2, decode_pb2, prefill_pb2
-from services.gateway import sampling
 from services.gateway.job import Job, Prompt
 from services.gateway.ledger import Ledger
-from services.gateway.peers import Decode, Prefill, PrefillStream, TokenStream
+from services.gateway.passage import Passage
+from services.gateway.peers import PrefillStream, TokenStream
 from services.gateway.tap import Tap
+from services.gateway.workers import Chosen
 
 _log = logs.get("handoff")
+_CHOSEN = failpoints.declare("gateway.chosen")  # a pair is chosen, nothing was sent to it
+_RECEIPT = failpoints.declare("gateway.receipt")  # prefill is done, decode has not heard of it
 # A release is tried this long; after it decode's own lease frees the ticket.
 _RELEASE_S = 2.0
 # Prefill may take this long to end its writes once it is asked to; after it the landing stays in doubt.
@@ -53,11 +57,10 @@ class Handoff:
     """
 
     def __init__(
-        self, job: Job, prompt: Prompt, prefill: Prefill, decode: Decode, cleaner: Cleaner, attempt_id: str
+        self, job: Job, prompt: Prompt, passage: Passage, chosen: Chosen, cleaner: Cleaner, attempt_id: str
     ) -> None:
-        self._job, self._prompt, self._id = job, prompt, attempt_id
-        self._prefill, self._decode, self._cleaner = prefill, decode, cleaner
-        self._sampling = sampling.pack(prompt.sampling)
+        self._job, self._prompt, self._passage, self._id = job, prompt, passage, attempt_id
+        self._chosen, self._prefill, self._decode, self._cleaner = chosen, chosen.prefill, chosen.decode, cleaner
         self._stream: PrefillStream | None = None
         self._reserving: asyncio.Task[decode_pb2.ReserveResponse] | None = None
         self._ticket: common_pb2.Ticket | None = None
@@ -69,10 +72,11 @@ class Handoff:
         self._over = False
         self.suspect = "prefill"
 
-    async def start(self, layout_fingerprint: str, model_revision: str) -> None:
+    async def start(self) -> None:
         """Prefill begins while decode reserves; the ticket is attached when it is there."""
+        await _CHOSEN.reached()
         stream = self._stream = self._prefill.prefill(self._id)
-        self._reserving = asyncio.create_task(self._decode.reserve(self._reserve(layout_fingerprint, model_revision)))
+        self._reserving = asyncio.create_task(self._decode.reserve(self._reserve()))
         await stream.send(prefill_pb2.PrefillRequest(start=self._prefill_start()))
         self.suspect = "decode"
         self._ticket = (await asyncio.shield(self._reserving)).ticket
@@ -108,6 +112,7 @@ class Handoff:
         if self._generating is None or self._opening is None:
             raise RuntimeError("used before start")
         await self._opening
+        await _RECEIPT.reached()
         self._tap = Tap(self._generating, ledger, self._prompt.sampling.logprobs is not None)
         await self._generating.send(decode_pb2.DecodeServiceGenerateRequest(receipt=receipt))
         return self._tap
@@ -166,39 +171,35 @@ class Handoff:
         """A reservation still under way is awaited: cancelled, its ticket would be held until the lease ends."""
         try:
             async with asyncio.timeout(_RELEASE_S):
-                ticket_id = (await asyncio.shield(reserving)).ticket.id
-                request = decode_pb2.ReleaseRequest(ticket_id=ticket_id, writer=writer)
+                ticket = (await asyncio.shield(reserving)).ticket
+                request = decode_pb2.ReleaseRequest(ticket_id=ticket.id, writer=writer, epoch=ticket.epoch)
                 await self._decode.release(request, self._id, _RELEASE_S)
         except (ServiceError, TimeoutError) as error:
             _log.info("not released, the lease will", error=type(error).__name__, request_id=self._id)
 
-    def _reserve(self, layout_fingerprint: str, model_revision: str) -> decode_pb2.ReserveRequest:
+    def _reserve(self) -> decode_pb2.ReserveRequest:
+        chosen = self._chosen
         return decode_pb2.ReserveRequest(
             request_id=self._id,
-            token_ids=self._prompt.token_ids,
+            token_ids=self._passage.token_ids,
             max_total_tokens=self._prompt.max_total_tokens,
             salt=self._job.salt,
-            layout_fingerprint=layout_fingerprint,
-            model_revision=model_revision,
+            layout_fingerprint=chosen.layout_fingerprint,
+            model_revision=chosen.model_revision,
             use_cache=self._job.use_cache,
+            writer=chosen.writer,
+            epoch=chosen.decode_epoch,
         )
 
     def _prefill_start(self) -> prefill_pb2.PrefillStart:
-        return prefill_pb2.PrefillStart(
-            request_id=self._id,
-            token_ids=self._prompt.token_ids,
-            sampling=self._sampling,
-            salt=self._job.salt,
-            use_cache=self._job.use_cache,
-        )
+        start = prefill_pb2.PrefillStart(request_id=self._id, salt=self._job.salt, use_cache=self._job.use_cache)
+        self._passage.pack(start)
+        return start
 
     def _generate_start(self) -> decode_pb2.DecodeServiceGenerateRequest:
-        return decode_pb2.DecodeServiceGenerateRequest(
-            ticket_id=self._held().id,
-            request_id=self._id,
-            token_ids=self._prompt.token_ids,
-            sampling=self._sampling,
-        )
+        start = decode_pb2.DecodeServiceGenerateRequest(ticket_id=self._held().id, request_id=self._id)
+        self._passage.pack(start)
+        return start
 
     def _checked(self, done: prefill_pb2.PrefillDone) -> prefill_pb2.PrefillDone:
         ticket = self._held()

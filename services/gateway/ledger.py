@@ -34,6 +34,16 @@ class Ledger:
             raise Internal(f"decode sent token {first_index} where {self.completion_tokens} was due")
         self.completion_tokens += count
 
+    def resume(self, at: int) -> None:
+        """Other workers go on, beginning with token `at`, which arrived before.
+
+        Raises:
+            Internal: that would leave a gap.
+        """
+        if at > self.completion_tokens:
+            raise Internal(f"an answer of {self.completion_tokens} tokens cannot go on at token {at}")
+        self.completion_tokens = at
+
     def close(self, completion_tokens: int) -> common_pb2.Usage:
         """The final account, which must agree with decode's own count.
 

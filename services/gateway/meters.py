@@ -23,6 +23,13 @@ class Meters:
         self._cached = metrics.counter("gateway_cached_tokens", "Prompt tokens that came from a cache")
         self._output = metrics.counter("gateway_output_tokens", "Output tokens of finished requests")
         self._disconnected = metrics.counter("gateway_disconnected_clients", "Clients that left early")
+        self._failed = metrics.counter(
+            "gateway_worker_failures",
+            "Requests whose workers failed them, and whether others went on",
+            "when",
+            "code",
+            "next",
+        )
         metrics.gauge("gateway_inflight_requests", "Requests being worked on").set_function(inflight)
         metrics.gauge("gateway_queued_requests", "Requests that wait for admission").set_function(queued)
 
@@ -38,6 +45,10 @@ class Meters:
         self._input.inc(finish.usage.prompt_tokens)
         self._cached.inc(finish.usage.cached_tokens)
         self._output.inc(finish.usage.completion_tokens)
+
+    def workers_failed(self, when: str, code: str, goes_on: bool) -> None:
+        """`when`: "opening" before the first token was sent, "streaming" after it."""
+        self._failed.labels(when, code, "others" if goes_on else "given_up").inc()
 
     def ended(self, surface: str, code: str, seconds: float) -> None:
         self._requests.labels(surface, code).inc()

@@ -12,7 +12,7 @@ from typing import Any
 from fabric.discovery import Discovery, MemberInfo
 from fabric.errors import DeadlineExceeded, NotFound, ServiceError, Unavailable
 from fabric.telemetry import logs
-from protos.deepinfer.v1 import decode_pb2_grpc, gateway_pb2, prefill_pb2_grpc, recipe_pb2, recipe_pb2_grpc
+from protos.deepinfer.v1 import common_pb2, decode_pb2_grpc, gateway_pb2, prefill_pb2_grpc, recipe_pb2, recipe_pb2_grpc
 from services.gateway import rpc
 from services.gateway.follower import DecodeSide, Follower, Patience, PrefillSide
 from services.gateway.job import ModelLimits
@@ -119,6 +119,8 @@ class Pool:
             decode=GrpcDecode(decode.link.stub(decode_pb2_grpc.DecodeServiceStub)),
             layout_fingerprint=view.layout_fingerprint,
             model_revision=view.revision,
+            writer=_incarnation(prefill.link.member),
+            decode_epoch=decode.link.member.epoch,
             settle=_settler(((prefill, len(demand.token_ids) - pair.hit_tokens), (decode, len(demand.token_ids)))),
         )
 
@@ -244,3 +246,7 @@ def _settler(shares: Iterable[tuple[_Entry, int]]) -> Callable[[], None]:
             link.leave()
 
     return settle
+
+
+def _incarnation(member: MemberInfo) -> common_pb2.Incarnation:
+    return common_pb2.Incarnation(instance=member.instance, epoch=member.epoch, process=member.process)

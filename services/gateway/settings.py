@@ -33,3 +33,11 @@ class GatewaySettings(ServiceSettings, env_prefix="DEEPINFER_GATEWAY_"):
     )
     stale_s: float = Field(6.0, gt=0, description="seconds without a sign of a worker after which it gets no work")
     probe_s: float = Field(2.0, gt=0, description="seconds of a worker's silence after which it is asked for a sign")
+    max_moves: int = Field(3, ge=0, le=100, description="times one request may begin anew after its workers failed")
+    retry_share: float = Field(
+        0.2, ge=0, le=1, description="of all requests, the share that may begin anew in the long run"
+    )
+    retry_floor_per_s: float = Field(0.5, ge=0, description="what is allowed beyond that share, each second")
+    retry_burst: int = Field(
+        256, ge=1, description="most that may begin anew at once: as many as one lost worker can leave behind"
+    )

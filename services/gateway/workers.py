@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from protos.deepinfer.v1 import common_pb2
 from services.gateway.job import ModelLimits
 from services.gateway.peers import Decode, Prefill, Recipe
 from services.gateway.router import Demand
@@ -23,6 +24,8 @@ class Chosen:
     layout_fingerprint: str
     model_revision: str
     settle: Callable[[], None]
+    writer: common_pb2.Incarnation | None = None  # the prefill, as decode will have to recognise it
+    decode_epoch: int = 0
 
     def key_of(self, side: str) -> str:
         """The worker of "prefill" or "decode"."""

@@ -11,6 +11,7 @@ from engine.events import ChunkDone, EntriesReady, Failed, Finished, FirstToken,
 from engine.requests import SealedKV
 from engine.runner import EngineRunner
 from engine.sampling.logprobs import TokenLogprob
+from fabric import failpoints
 from fabric.errors import Cancelled, DeadlineExceeded, Internal
 from fabric.kvlink import Link
 from fabric.records import Extent
@@ -24,6 +25,10 @@ from services.prefill.telling import Telling
 from services.worker.failures import engine_errors, translate
 from services.worker.receipts import Receipt
 from services.worker.together import settled, together
+
+_LOADING = failpoints.declare("prefill.queued")  # a request was taken, nothing is loaded or computed
+_CHUNK = failpoints.declare("prefill.chunk")  # a chunk was computed, the pusher has not heard of it
+_PUSHED = failpoints.declare("prefill.pushed")  # everything was written, the receipt has not left
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ class PrefillJob:
         """Queue, load, compute and push at once, receipt. Raises ServiceError."""
         self._telling.tell(Queued(position))
         try:
+            await _LOADING.reached()
             await self._tools.loader.load(self._ask)
             with engine_errors():
                 await self._tools.engine.submit(self._ask.request())
@@ -96,6 +102,7 @@ class PrefillJob:
         try:
             (ticket, extents), first = await together(self._push(), self._compute())
             sealed = engine.engine.sealed(ask.request_id)  # held now: the engine's thread does not touch it any more
+            await _PUSHED.reached()
             await self._telling.finish(self._done(ticket, extents, first))
         except EngineError as error:
             raise translate(error) from error
@@ -108,6 +115,7 @@ class PrefillJob:
         async for event in self._tools.engine.events(self._ask.request_id):
             match event:
                 case ChunkDone():
+                    await _CHUNK.reached()
                     self._marks.computed(event.computed_tokens)
                     if not started:
                         self._telling.tell(Started(self._cached_tokens()))

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from fabric.discovery import Discovery, MemberInfo
-from fabric.errors import ServiceError
+from fabric.errors import InvalidArgument, ServiceError
 from fabric.interceptors import CallScope, InFlight
 from fabric.server import SERVER_OPTIONS
 from fabric.telemetry.metrics import Metrics
@@ -41,7 +41,8 @@ class Script:
     """What the fake model says and how it misbehaves; shared by all workers of one stack.
 
     `answer` gives the output tokens for a prompt. A gate named in `gates` holds that phase until it is set; an error
-    in `faults` is raised once it is reached. Phases: prefill, reserve, generate, token:N (before token N).
+    in `faults` is raised once it is reached. Phases: prefill, reserve, generate, token:N (before token N). `doom` gives
+    the error of one request's life before one token, or None.
     """
 
     answer: Callable[[Sequence[int]], list[int]] = lambda prompt: [*bytemodel.encode("ok"), bytemodel.EOS]
@@ -51,6 +52,15 @@ class Script:
     gates: dict[str, asyncio.Event] = field(default_factory=dict)
     faults: dict[str, list[ServiceError]] = field(default_factory=dict)
     reached: dict[str, asyncio.Event] = field(default_factory=dict)
+    doom: Callable[[decode_pb2.DecodeServiceGenerateRequest, int], ServiceError | None] = lambda request, index: None
+
+    def output(self, opening: Any) -> list[int]:
+        """The answer to the prompt of `opening`, whose emitted tokens must be its beginning."""
+        cut = len(opening.token_ids) - opening.emitted_tokens
+        tokens = self.answer(opening.token_ids[:cut])[: opening.sampling.max_tokens]
+        if list(opening.token_ids[cut:]) != tokens[: opening.emitted_tokens]:
+            raise InvalidArgument("not what was generated", field="token_ids", fix="send what was emitted")
+        return tokens
 
     async def phase(self, name: str) -> None:
         self.reached.setdefault(name, asyncio.Event()).set()
@@ -168,7 +178,7 @@ class FakePrefill(_Worker, prefill_pb2_grpc.PrefillServiceServicer):
         await self.script.phase("prefill")
         ticket = await inbound.ticket
         await self.script.phase("push")
-        first = self.script.answer(start.token_ids)[0]
+        first = self.script.output(start)[start.emitted_tokens]
         wants = start.sampling.HasField("logprobs")
         receipt = common_pb2.Receipt(
             ticket_id=ticket.id,
@@ -231,8 +241,10 @@ class FakeDecode(_Worker, decode_pb2_grpc.DecodeServiceServicer):
         async with self.watched.call(request):
             await self.script.phase("generate")
             tokens, finish = self._plan(request)
-            for index in range(0, len(tokens), self.script.batch_tokens):
+            for index in range(request.emitted_tokens, len(tokens), self.script.batch_tokens):
                 await self.script.phase(f"token:{index}")
+                if error := self.script.doom(request, index):
+                    raise error
                 batch = tokens[index : index + self.script.batch_tokens]
                 last = index + len(batch) == len(tokens)
                 yield self._batch(request, index, batch, finish if last else None)
@@ -247,7 +259,7 @@ class FakeDecode(_Worker, decode_pb2_grpc.DecodeServiceServicer):
 
     def _plan(self, request: decode_pb2.DecodeServiceGenerateRequest) -> tuple[list[int], decode_pb2.DecodeFinish]:
         """All tokens of the answer and how it ends: at a stop string, at the length, or where the script ends."""
-        tokens = self.script.answer(request.token_ids)[: request.sampling.max_tokens]
+        tokens = self.script.output(request)
         reason, stop = common_pb2.FINISH_REASON_STOP, ""
         if tokens[-1] != bytemodel.EOS:
             reason = common_pb2.FINISH_REASON_LENGTH

@@ -45,7 +45,7 @@ class FrontStack:
         """Back to the script and the counts of a fresh stack."""
         fresh = Script()
         self.script.let_go()
-        self.script.answer, self.script.cached_tokens = fresh.answer, fresh.cached_tokens
+        self.script.answer, self.script.cached_tokens, self.script.doom = fresh.answer, fresh.cached_tokens, fresh.doom
         for served in (*self.prefills, *self.decodes):
             fakeworkers.forget(served.worker)
 

@@ -38,7 +38,9 @@ async def test_a_worker_killed_before_the_first_token_costs_a_retry_not_the_requ
     await until(lambda: not any(s.worker.tickets for s in stack.decodes if s is not victim), 0.5)
 
 
-async def test_a_worker_killed_after_the_first_token_ends_the_stream_with_a_clear_error(own_stack: FrontStack) -> None:
+async def test_a_kill_after_the_first_token_ends_the_stream_clearly_where_nobody_else_is(
+    own_stack: FrontStack,
+) -> None:
     stack = own_stack
     tokens = [*bytemodel.encode("</think>abcdef"), bytemodel.EOS]
     stack.script.answer = lambda prompt: tokens
@@ -188,7 +190,7 @@ async def test_prompts_and_keys_never_reach_logs_or_errors(
     told = []
     for fault in (None, "prefill", "reserve", "generate", "token:3"):
         if fault:
-            stack.script.faults[fault] = [Unavailable("x"), Unavailable("x")]
+            stack.script.faults[fault] = [Unavailable("x") for _ in range(4)]
         told.append(await stack.client.post("/v1/chat/completions", json=stack.body(canary, stream=True), headers=key))
     bad = [
         {"temperature": canary},

@@ -1,4 +1,4 @@
-"""The flow without a network: order of steps, one retry, and nothing held afterwards."""
+"""The flow without a network: order of steps, other workers where some fail, and nothing held afterwards."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from protos.deepinfer.v1 import common_pb2, decode_pb2, prefill_pb2, recipe_pb2
 from services.gateway.flow import Conductor
 from services.gateway.handoff import Cleaner
 from services.gateway.job import Job, ModelLimits, Update
+from services.gateway.recovery import Bounds, RetryBudget
 from services.gateway.router import Demand
 from services.gateway.workers import Chosen
 from tests.support.frontstack import until
@@ -73,15 +74,23 @@ class Stage:
         self.workers = 2
         self.released: list[tuple[str, int]] = []
         self.settled = 0
+        self.failures: list[tuple[str, str, bool]] = []
         self.excluded: list[frozenset[str]] = []
         self.prefills: list[FakeStream] = []
         self.parses: list[FakeStream] = []
         self.generates: list[FakeStream] = []
         self.reserve_gate: asyncio.Event | None = None
         self.constraint = ""
+        self.emitted = 0  # of the life that began last
         self.endless = False  # decode never ends
         self.slow = self.deaf = False  # prefill computes for ever; does not hear cancel
         self.replays = False  # decode draws the first token
+        self.other_draw: int | None = None  # what prefill draws in later lives
+        self.seeds: set[int] = set()
+        self.prompts: list[list[int]] = []
+
+    def heard(self, when: str, code: str, goes_on: bool) -> None:
+        self.failures.append((when, code, goes_on))
 
     def fault(self, name: str) -> ServiceError | None:
         self.log.append(name)
@@ -138,13 +147,22 @@ class Stage:
                 return [error]
             if kind == "cancel":
                 return [] if self.deaf else [Cancelled("the caller sent cancel")]
+            if kind == "start":
+                self.begun(message.start)
             return [self._done(message.attach.ticket)] if kind == "attach" and not self.slow else []
 
         self.prefills.append(FakeStream(reply))
         return self.prefills[-1]
 
+    def begun(self, start: Any) -> None:
+        """Notes what opens a life: the prompt with its emitted tokens, and the seed."""
+        self.seeds.add(start.sampling.seed)
+        self.emitted = start.emitted_tokens
+        self.prompts.append(list(start.token_ids))
+
     def _done(self, ticket: common_pb2.Ticket) -> prefill_pb2.PrefillResponse:
-        first, replay = common_pb2.FirstToken(token_id=self.tokens[0]), common_pb2.ReplayFrom(position=3)
+        drawn = self.tokens[self.emitted] if not self.emitted or self.other_draw is None else self.other_draw
+        first, replay = common_pb2.FirstToken(token_id=drawn), common_pb2.ReplayFrom(position=3)
         ending = {"replay_from": replay} if self.replays else {"first_token": first}
         receipt = common_pb2.Receipt(ticket_id=ticket.id, epoch=ticket.epoch, **ending)
         usage = common_pb2.Usage(prompt_tokens=8, cached_tokens=4)
@@ -172,7 +190,7 @@ class Stage:
         replies: list[Any] = []
         if error := self.fault("generate"):
             return [error]
-        for index, token in enumerate(self.tokens):
+        for index, token in list(enumerate(self.tokens))[self.emitted :]:
             if error := self.fault(f"token.{index}"):
                 return [*replies, error]
             replies.append(decode_pb2.DecodeServiceGenerateResponse(first_index=index, token_ids=[token]))
@@ -197,11 +215,17 @@ JOB = Job(
 )  # fmt: skip
 
 
-async def run(stage: Stage, job: Job = JOB) -> tuple[list[Update], ServiceError | None]:
+def conductor(stage: Stage, cleaner: Cleaner, burst: int = 100) -> Conductor:
+    """One whose pauses are short and whose budget is `burst` retries."""
+    bounds = Bounds(moves=3, waits=5)
+    return Conductor(stage, cleaner, Random(1), RetryBudget(0.0, 0.0, burst, lambda: 0.0), stage.heard, bounds)
+
+
+async def run(stage: Stage, job: Job = JOB, burst: int = 100) -> tuple[list[Update], ServiceError | None]:
     """All updates of a job and the error that ended them; releases have happened on return."""
     cleaner, updates, failure = Cleaner(), [], None
     try:
-        async with Conductor(stage, cleaner, Random(1)).answer(job) as stream:
+        async with conductor(stage, cleaner, burst).answer(job) as stream:
             async for update in stream:
                 updates.append(update)
     except ServiceError as error:
@@ -280,11 +304,27 @@ async def test_a_failure_before_the_first_token_is_retried_on_another_worker(
     assert stage.settled == 2
 
 
-async def test_a_second_failure_is_the_clients(stage: Stage) -> None:
-    stage.faults["generate"] = [Unavailable("one"), Unavailable("two")]
+async def test_a_fourth_failure_is_the_clients(stage: Stage) -> None:
+    stage.faults["generate"] = [
+        Unavailable("one"),
+        Unavailable("two"),
+        Unavailable("three"),
+        last := Unavailable("four"),
+    ]
     updates, failure = await run(stage)
-    assert updates == [] and isinstance(failure, Unavailable)
-    assert len(stage.released) == 2
+    assert updates == [] and failure is last
+    assert len(stage.released) == 4 and stage.failures == [("opening", "unavailable", True)] * 3 + [
+        ("opening", "unavailable", False)
+    ]
+
+
+async def test_without_budget_the_next_failure_is_the_clients(stage: Stage) -> None:
+    stage.faults["generate"] = [only := Unavailable("one")]
+    updates, failure = await run(stage, burst=1)
+    assert failure is None and tokens(updates) == stage.tokens
+    stage.faults["generate"], stage.faults["token.2"] = [only], [Unavailable("two")]
+    updates, failure = await run(stage, burst=1)
+    assert tokens(updates) == [10, 11] and isinstance(failure, Unavailable) and "broke off" in failure.message
 
 
 @pytest.mark.parametrize("error", [InvalidArgument("bad"), Internal("bug")])
@@ -304,12 +344,120 @@ async def test_a_single_worker_is_tried_again_once(stage: Stage) -> None:
     assert failure is full
 
 
-async def test_a_failure_after_the_first_token_is_told_and_keeps_what_was_sent(stage: Stage) -> None:
-    stage.faults["token.2"] = [Unavailable("decode died")]
+ANYWHERE = [1, 2, 3]
+LOST = [Unavailable("killed"), DataLoss("digest"), StaleTicket("old"), Exhausted("full"), DeadlineExceeded("the push")]
+
+
+@pytest.mark.parametrize("index", ANYWHERE)
+@pytest.mark.parametrize("error", LOST)
+async def test_a_failure_after_the_first_token_moves_the_answer_to_other_workers(
+    stage: Stage, index: int, error: ServiceError
+) -> None:
+    stage.faults[f"token.{index}"] = [error]
+    updates, failure = await run(stage)
+    assert failure is None and tokens(updates) == stage.tokens
+    assert [update.batch.first_index for update in updates] == starts(updates)
+    finish = updates[-1].finish
+    assert finish is not None
+    usage = finish.usage
+    assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (8, 4, 4)
+    assert stage.prompts == [[5] * 8, [5] * 8 + stage.tokens[: index - 1]] and len(stage.seeds) == 1
+    assert len(stage.parses) == 1 and stage.settled == 2 and stage.excluded[1] == {"d0"}
+
+
+def starts(updates: list[Update]) -> list[int]:
+    """The first index of each update, were they dense."""
+    return [sum(len(update.batch.token_ids) for update in updates[:number]) for number in range(len(updates))]
+
+
+@pytest.mark.parametrize("step", ["reserve", "prefill.start", "prefill.attach", "generate", "token.1", "token.2"])
+async def test_a_move_that_fails_is_followed_by_another(stage: Stage, step: str) -> None:
+    stage.faults["token.2"] = [Unavailable("killed")]
+
+    def then(when: str, code: str, goes_on: bool) -> None:
+        if not stage.failures:
+            stage.faults[step] = [Unavailable("the next one, too")]
+        stage.failures.append((when, code, goes_on))
+
+    stage.heard = then  # type: ignore[method-assign]
+    updates, failure = await run(stage)
+    assert failure is None and tokens(updates) == stage.tokens
+    assert stage.failures == [("streaming", "unavailable", True)] * 2
+
+
+async def test_an_answer_whose_last_word_was_lost_ends_as_decode_says_it_does(stage: Stage) -> None:
+    """All tokens came, the finish did not: the newest token is shown to decode as just drawn."""
+    whole = stage.generated
+    lost = [*whole()[:4], Unavailable("killed")]
+    stage.log.clear()
+    calls = iter([lambda: lost])
+    stage.generated = lambda: next(calls, whole)()  # type: ignore[method-assign]
+    updates, failure = await run(stage)
+    assert failure is None and tokens(updates) == stage.tokens and updates[-1].finish is not None
+    assert stage.prompts[1] == [5] * 8 + stage.tokens[:3]
+
+
+async def test_the_token_that_was_sent_counts_where_another_is_drawn_after_a_move(stage: Stage) -> None:
+    stage.faults["token.2"], stage.other_draw = [Unavailable("killed")], 33
+    updates, failure = await run(stage)
+    assert failure is None and tokens(updates) == stage.tokens
+    receipt = stage.generates[1].sent[1].receipt
+    assert receipt.first_token.token_id == stage.tokens[1]
+
+
+async def test_a_decode_that_replays_and_draws_another_token_ends_the_answer(stage: Stage) -> None:
+    stage.replays, stage.faults["token.2"] = True, [Unavailable("killed")]
+    first = stage.generated()
+    stage.faults["token.2"] = [Unavailable("killed")]
+    other = decode_pb2.DecodeServiceGenerateResponse(first_index=1, token_ids=[33])
+    calls = iter([first, [other]])
+    stage.generated = lambda: next(calls)  # type: ignore[method-assign]
+    updates, failure = await run(stage)
+    assert tokens(updates) == [10, 11] and isinstance(failure, Unavailable) and "broke off" in failure.message
+
+
+@pytest.mark.parametrize("error", [InvalidArgument("bad"), Internal("bug"), Cancelled("gave up")])
+async def test_what_fails_anywhere_ends_the_answer_and_keeps_what_was_sent(stage: Stage, error: ServiceError) -> None:
+    stage.faults["token.2"] = [error]
     updates, failure = await run(stage)
     assert tokens(updates) == [10, 11]
     assert isinstance(failure, Unavailable) and "broke off" in failure.message and failure.fix
     assert stage.released == [("t-r", decode_pb2.WRITER_STATE_FINISHED)]
+
+
+async def test_without_a_spare_worker_the_answer_breaks_off_clearly(stage: Stage) -> None:
+    stage.faults["token.2"] = [Unavailable("killed")]
+    choose = stage.choose
+
+    def once(demand: Demand, excluded: frozenset[str]) -> Chosen:
+        if stage.prefills:
+            raise Unavailable("no decode worker can take this request now")
+        return choose(demand, excluded)
+
+    stage.choose = once  # type: ignore[method-assign]
+    updates, failure = await run(stage)
+    assert tokens(updates) == [10, 11] and isinstance(failure, Unavailable) and "no decode worker" in failure.message
+
+
+async def test_an_answer_under_way_waits_for_room_where_workers_are_full(stage: Stage) -> None:
+    stage.faults["token.2"], stage.faults["reserve"] = [Unavailable("killed")], []
+    reserve = stage.reserve
+
+    async def full(request: decode_pb2.ReserveRequest) -> decode_pb2.ReserveResponse:
+        if stage.failures and len(stage.failures) < 4:
+            raise Exhausted("full", retry_after_s=0.001)
+        return await reserve(request)
+
+    stage.reserve = full  # type: ignore[method-assign]
+    updates, failure = await run(stage, burst=1)
+    assert failure is None and tokens(updates) == stage.tokens
+    assert [code for _, code, _ in stage.failures] == ["unavailable", "exhausted", "exhausted", "exhausted"]
+
+
+async def test_a_first_token_that_comes_with_the_end_is_told_with_it(stage: Stage) -> None:
+    stage.tokens = [10]
+    updates, failure = await run(stage)
+    assert failure is None and tokens(updates) == [10] and updates[-1].finish is not None
 
 
 async def test_a_token_that_comes_twice_ends_the_answer(stage: Stage) -> None:
@@ -348,7 +496,7 @@ async def left_while_prefill_runs(stage: Stage) -> None:
     cleaner = Cleaner()
 
     async def answer() -> None:
-        async with Conductor(stage, cleaner, Random(1)).answer(JOB):
+        async with conductor(stage, cleaner).answer(JOB):
             pass
 
     task = asyncio.create_task(answer())
@@ -380,7 +528,7 @@ async def test_a_reservation_still_under_way_is_released_when_it_arrives(stage: 
     cleaner = Cleaner()
 
     async def answer() -> None:
-        async with Conductor(stage, cleaner, Random(1)).answer(JOB):
+        async with conductor(stage, cleaner).answer(JOB):
             pass
 
     task = asyncio.create_task(answer())
@@ -397,7 +545,7 @@ async def test_a_reservation_still_under_way_is_released_when_it_arrives(stage: 
 async def test_leaving_early_ends_every_call(stage: Stage) -> None:
     cleaner = Cleaner()
     stage.endless = True
-    async with Conductor(stage, cleaner, Random(1)).answer(JOB):
+    async with conductor(stage, cleaner).answer(JOB):
         pass
     await cleaner.close()
     assert stage.prefills[0].cancelled and stage.parses[0].cancelled

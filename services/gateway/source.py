@@ -1,0 +1,63 @@
+"""Source: the tokens of one answer in order, each once, whatever happens to the workers behind it. Knows no text."""
+
+from __future__ import annotations
+
+from fabric import failpoints
+from fabric.errors import ServiceError
+from services.gateway.handoff import Handoff
+from services.gateway.ledger import Ledger
+from services.gateway.lives import Lives
+from services.gateway.tap import Batch, Tap
+
+_TOKENS = failpoints.declare("gateway.tokens")  # tokens after the first arrived, the client has not got them
+
+
+class Source:
+    """Begins with an open tap; when that breaks, other workers go on from the tokens that were given."""
+
+    def __init__(self, lives: Lives, handoff: Handoff, ledger: Ledger, tap: Tap, coalesce_s: float) -> None:
+        self._lives, self._handoff, self._ledger, self._tap = lives, handoff, ledger, tap
+        self._coalesce_s = coalesce_s
+
+    async def take(self) -> Batch:
+        """The next tokens, the finish or both.
+
+        Raises:
+            ServiceError: nobody can go on, or nobody should.
+        """
+        if self._coalesce_s:
+            await self._tap.gather(self._coalesce_s)
+        try:
+            batch = await self._tap.take()
+        except ServiceError as error:
+            batch = await self._elsewhere(error, "decode")
+        self._lives.passage.confirmed(batch.token_ids)
+        await _TOKENS.reached()
+        return batch
+
+    def finished(self) -> None:
+        """The finish was taken: decode holds nothing any more."""
+        self._handoff.finished()
+
+    async def _elsewhere(self, error: ServiceError, suspect: str) -> Batch:
+        """The next tokens from another pair of workers."""
+        while True:
+            await self._lives.lost(error, suspect)
+            self._handoff = self._lives.begin()
+            try:
+                return await self._resumed()
+            except ServiceError as another:
+                error, suspect = another, self._handoff.suspect
+
+    async def _resumed(self) -> Batch:
+        """What follows on the newest token, which the new workers give once more."""
+        handoff, passage = self._handoff, self._lives.passage
+        await handoff.start()
+        done = await handoff.receipt()
+        self._ledger.resume(passage.emitted)
+        self._tap = await handoff.generate(passage.settled(done.receipt), self._ledger)
+        known = await self._tap.take(most=1)
+        passage.require_newest(known.token_ids)
+        if known.finish is not None:
+            return Batch(known.first_index + 1, [], finish=known.finish)
+        return await self._tap.take()
