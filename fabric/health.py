@@ -21,6 +21,10 @@ def _none() -> int:
     return 0
 
 
+def _fit() -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How a service shows that it moves.
@@ -29,11 +33,13 @@ class Progress:
     steps: a counter that rises while it works, such as engine steps. Read from another thread: must not block.
     stall_s: seconds without a step, with work pending, after which the service counts as wedged. Above its longest
         honest step.
+    unfit: why it cannot serve although it moves; empty while it can.
     """
 
     pending: Callable[[], int] = _none
     steps: Callable[[], int] = _none
     stall_s: float = 10.0
+    unfit: Callable[[], str] = _fit
 
 
 class StallDetector:
@@ -63,10 +69,11 @@ class HealthMonitor:
         self._period_s = period_s
         self._ready = False
         self._stalled = False
+        self._unfit = ""
 
     @property
     def serving(self) -> bool:
-        return self._ready and not self._stalled
+        return self._ready and not self._stalled and not self._unfit
 
     async def start(self, names: Sequence[str]) -> None:
         """Declares the services that share this status, NOT_SERVING until `set_ready`."""
@@ -87,10 +94,14 @@ class HealthMonitor:
         """Takes one look at the counters and publishes a change."""
         progress = self._progress
         stalled = self._detector.stalled(self._clock(), progress.pending(), progress.steps())
-        if stalled == self._stalled:
+        unfit = progress.unfit()
+        if (stalled, unfit) == (self._stalled, self._unfit):
             return
-        self._stalled = stalled
-        _log.warning("stalled" if stalled else "moving again", pending=progress.pending(), steps=progress.steps())
+        if stalled != self._stalled:
+            _log.warning("stalled" if stalled else "moving again", pending=progress.pending(), steps=progress.steps())
+        if unfit != self._unfit:
+            _log.warning("unfit" if unfit else "fit again", reason=unfit or self._unfit)
+        self._stalled, self._unfit = stalled, unfit
         await self._publish()
 
     async def _publish(self) -> None:

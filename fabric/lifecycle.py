@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from fabric.errors import StartError
+from fabric.processes import claim_name
 from fabric.telemetry import logs
 
 _log = logs.get("lifecycle")
@@ -26,7 +27,13 @@ class Identity:
 
 
 def new_identity(service: str, instance: str = "") -> Identity:
-    """Mints the identity of this process; `instance` keeps a name given by the operator."""
+    """Mints the identity of this process; `instance` keeps a name given by the operator.
+
+    Raises:
+        StartError: another process on this host has that name.
+    """
+    if instance:
+        claim_name(f"{service}/{instance}")
     epoch = time.time_ns() // 1000
     return Identity(instance or f"{service}-{socket.gethostname()}-{os.getpid()}-{epoch % 1_000_000:06d}", epoch)
 

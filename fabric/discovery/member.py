@@ -13,7 +13,10 @@ from fabric.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """Address and capabilities of an instance. `epoch` rises with every start of the same instance."""
+    """Address and capabilities of an instance. `epoch` rises with every start of the same instance.
+
+    `process` is a packed `processes.ProcessId`: by it others on the same host can see that the instance is gone.
+    """
 
     service: str
     instance: str
@@ -24,6 +27,7 @@ class MemberInfo:
     layout_fingerprint: str = ""
     record_versions: tuple[str, ...] = ()
     capacity: Mapping[str, int] = field(default_factory=dict)
+    process: str = ""
 
     def at(self, address: str) -> MemberInfo:
         """The same instance at the address that its server took."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from engine.requests import HeldKV, Reservation
 from engine.runner import EngineRunner
-from fabric.errors import InvalidArgument, ServiceError
-from fabric.kvlink import Link
+from fabric.deaths import Incarnation
+from fabric.errors import InvalidArgument, ServiceError, Unavailable
+from fabric.kvlink import Link, Notice
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.slabs import Writer
 from fabric.kvlink.verify import Placement
@@ -18,6 +19,7 @@ from fabric.records import Landing
 from fabric.telemetry import logs
 from services.decode.telemetry import DecodeMetrics
 from services.decode.tickets import Ticket, TicketBook, TicketState, WriterState
+from services.decode.wake import Wake
 from services.worker.extents import extent_view
 from services.worker.failures import engine_errors
 from services.worker.geometry import Handoff
@@ -38,6 +40,16 @@ class ReserveAsk:
     use_cache: bool
     layout_fingerprint: str
     model_revision: str
+    writer: Incarnation | None = None
+    epoch: int = 0  # of the worker that is meant; 0: whichever answers
+
+
+_LANDING_WRITERS = {
+    WriterState.FINISHED: Writer.FINISHED,
+    WriterState.DEAD: Writer.DEAD,
+    WriterState.NEVER_STARTED: Writer.NEVER_STARTED,
+    WriterState.UNKNOWN: Writer.FINISHED,  # the book, which knows of the last notice, did not doubt it
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +75,11 @@ class Desk:
         mint: Callable[[], str],
         metrics: DecodeMetrics,
         max_total_tokens: int,
+        wake: Wake,
     ) -> None:
         self._engine, self._link, self._landings, self._book = engine, link, landings, book
         self._mint, self._metrics, self.max_total_tokens = mint, metrics, max_total_tokens
+        self._wake, self._draining = wake, False
         self._holdings: dict[str, Holding] = {}
         self.signs = 0  # notices and sweeps: they move while tickets wait, though the engine has nothing to do
 
@@ -79,13 +93,28 @@ class Desk:
         """Tickets whose writers are in doubt."""
         return len(self._book) - self._book.open
 
+    @property
+    def unfit(self) -> str:
+        """Why no reservation can be given before something outside changes; empty while they can."""
+        return "too much landing memory is in doubt" if self._landings.blocked else ""
+
+    def drain(self) -> None:
+        """From now on nobody gets a reservation; those that there are go on."""
+        self._draining = True
+
     async def reserve(self, ask: ReserveAsk) -> Holding:
         """Takes blocks, a window slot and a landing, or nothing.
 
         Raises:
+            StaleTicket: another incarnation of this worker is meant.
+            Unavailable: this worker drains.
             InvalidArgument: the pair cannot work, or the request can never fit.
             Exhausted: no room now.
         """
+        if ask.epoch:
+            self._book.require_epoch(ask.epoch)
+        if self._draining:
+            raise Unavailable("this worker drains", fix="reserve on another worker")
         self._require_pair(ask)
         if ask.max_total_tokens > self.max_total_tokens:
             raise InvalidArgument(
@@ -99,7 +128,7 @@ class Desk:
             ticket_id = self._mint()
             landing = self._landings.grant(ticket_id, handoff.landing_bytes)
             try:
-                self._book.issue(ticket_id, ask.request_id)
+                self._book.issue(ticket_id, ask.request_id, ask.writer)
             except ServiceError:
                 self._landings.release(ticket_id, Writer.NEVER_STARTED)
                 raise
@@ -141,32 +170,42 @@ class Desk:
             pool = self._engine.engine.pool
             placements = [Placement(item, extent_view(pool, item.group, item.block, kv)) for item in receipt.extents]
             await self._landings.commit(holding.ticket_id, placements)
-        self._book.arrived(holding.ticket_id, last=True)  # all of it is here: nothing is left to be written
+        self._book.complete(holding.ticket_id)
         self._landings.release(holding.ticket_id, Writer.FINISHED)
 
-    def release(self, ticket_id: str, writer: WriterState) -> bool:
-        """Ends a ticket; False if there was nothing to end. Safe to repeat."""
+    def release(self, ticket_id: str, writer: WriterState, epoch: int = 0) -> bool:
+        """Ends a ticket; False if there was nothing to end. Safe to repeat.
+
+        Raises:
+            StaleTicket: another incarnation of this worker is meant; with epoch 0 whichever answers is.
+        """
+        if epoch:
+            self._book.require_epoch(epoch)
         ticket = self._book.close(ticket_id, writer)
         if ticket is not None:
-            self._drop(ticket)
+            self._drop(ticket, writer)
         return ticket is not None
 
-    def noticed(self, payload: bytes) -> None:
+    def noticed(self, arrived: Notice) -> None:
         """A writer's notice arrived."""
-        notice = HandoffNotice.load(payload)
+        notice = HandoffNotice.load(arrived.payload)
         if notice is None:
             return
         self.signs += 1
-        if self._book.arrived(notice.handoff_id, notice.last):
+        if self._book.arrived(notice.handoff_id, notice.last, Incarnation(arrived.peer, arrived.epoch)):
             self._landings.release(notice.handoff_id, Writer.FINISHED)
 
     def sweep(self) -> None:
-        """Ends every ticket whose lease is over."""
+        """Ends every ticket whose lease is over, and every doubt whose writer is proven dead."""
         self.signs += 1
         for ticket in self._book.sweep():
             self._metrics.lease_expired()
             _log.warning("lease expired", ticket_request=ticket.request_id)
-            self._drop(ticket)
+            self._drop(ticket, WriterState.UNKNOWN)
+        self._landings.sweep()
+        for ticket_id in self._wake.over(self._book.in_doubt()):
+            _log.info("landing freed: its writer is dead", ticket=ticket_id)
+            self.release(ticket_id, WriterState.DEAD)
 
     async def sweep_every(self, period_s: float) -> None:
         """Sweeps until cancelled."""
@@ -177,15 +216,15 @@ class Desk:
     async def follow(self) -> None:
         """Takes the link's notices until cancelled."""
         async for notice in self._link.notices():
-            self.noticed(notice.payload)
+            self.noticed(notice)
 
-    def _drop(self, ticket: Ticket) -> None:
+    def _drop(self, ticket: Ticket, writer: WriterState) -> None:
         """Safe to repeat: a ticket in quarantine drops its engine memory now, its landing when its writer is done."""
         holding = self._holdings.pop(ticket.id, None)
         if holding is not None:
             self._engine.release(holding.ask.request_id)
         in_doubt = ticket.state is TicketState.QUARANTINED
-        self._landings.release(ticket.id, Writer.UNKNOWN if in_doubt else Writer.FINISHED)
+        self._landings.release(ticket.id, Writer.UNKNOWN if in_doubt else _LANDING_WRITERS[writer])
 
     async def _reserve_memory(self, ask: ReserveAsk) -> Reservation:
         tokens = ask.tokens if ask.use_cache else None

@@ -8,9 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from fabric.deaths import Deaths
+from fabric.discovery import open_discovery
 from fabric.health import Progress
 from fabric.kvlink.landing import LandingPool
 from fabric.lifecycle import background
+from fabric.processes import is_gone
 from fabric.server import Service
 from protos.deepinfer.v1 import decode_pb2 as pb
 from protos.deepinfer.v1 import decode_pb2_grpc as rpc
@@ -20,6 +23,7 @@ from services.decode.generation import generate
 from services.decode.settings import DecodeSettings
 from services.decode.telemetry import DecodeMetrics
 from services.decode.tickets import TicketBook
+from services.decode.wake import Wake
 from services.worker.core import Core, open_core
 from services.worker.status import EngineBoard
 from services.worker.telemetry import export_engine, export_quarantine
@@ -27,6 +31,7 @@ from services.worker.wire import pack_model, pack_status
 
 _MIB = 1 << 20
 _SWEEPS_PER_LEASE = 20
+_LONGEST_SWEEP_S = 0.5
 
 
 class DecodeServicer(rpc.DecodeServiceServicer):
@@ -69,7 +74,13 @@ class DecodeServicer(rpc.DecodeServiceServicer):
         self._board.poke()
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
-        return pb.ReleaseResponse(released=self.desk.release(request.ticket_id, wire.unpack_writer(request.writer)))
+        released = self.desk.release(request.ticket_id, wire.unpack_writer(request.writer), request.epoch)
+        return pb.ReleaseResponse(released=released)
+
+    async def drain(self) -> None:
+        """Refuses reservations, then tells whoever watches."""
+        self.desk.drain()
+        await self._board.drain()
 
 
 @asynccontextmanager
@@ -88,13 +99,14 @@ async def build(settings: DecodeSettings) -> AsyncIterator[Service]:
         runner = core.engine
         # Tickets that wait for their prefill are work too: notices and sweeps are the steps that it takes.
         pending = lambda: desk.open + (not runner.healthy)  # noqa: E731
-        moving = Progress(pending, lambda: desk.signs + runner.steps, settings.stall_s)
+        moving = Progress(pending, lambda: desk.signs + runner.steps, settings.stall_s, lambda: desk.unfit)
+        servicer = DecodeServicer(core, desk, board, settings)
         yield Service(
-            servicers=[(rpc.add_DecodeServiceServicer_to_server, DecodeServicer(core, desk, board, settings))],
+            servicers=[(rpc.add_DecodeServiceServicer_to_server, servicer)],
             progress=moving,
             members=core.member(),
             metrics=core.metrics,
-            on_drain=board.drain,
+            on_drain=servicer.drain,
         )
 
 
@@ -105,11 +117,13 @@ async def _open_desk(core: Core, settings: DecodeSettings) -> AsyncIterator[Desk
     metrics = DecodeMetrics(core.metrics)
     context = core.engine.engine.model.max_context_tokens
     limit = min(settings.max_total_tokens or context, context)
-    desk = Desk(core.engine, core.link, landings, book, lambda: secrets.token_hex(16), metrics, limit)
-    metrics.watch_desk(lambda: desk.open, lambda: desk.quarantined)
+    wake = Wake(Deaths(is_gone), time.monotonic)
+    desk = Desk(core.engine, core.link, landings, book, lambda: secrets.token_hex(16), metrics, limit, wake)
+    metrics.watch_desk(lambda: desk.open, lambda: desk.quarantined, lambda: bool(desk.unfit))
     export_quarantine(core.metrics, "decode", landings, core.engine.engine.model.layout)
     async with (
         background(desk.follow(), "notices"),
-        background(desk.sweep_every(settings.lease_s / _SWEEPS_PER_LEASE), "leases"),
+        background(desk.sweep_every(min(_LONGEST_SWEEP_S, settings.lease_s / _SWEEPS_PER_LEASE)), "leases"),
+        background(wake.follow(open_discovery(settings.discovery), "prefill"), "prefills"),
     ):
         yield desk

@@ -19,8 +19,12 @@ class DecodeMetrics(TransferMetrics):
     def lease_expired(self) -> None:
         self._expired.inc()
 
-    def watch_desk(self, open_tickets: Callable[[], int], quarantined: Callable[[], int]) -> None:
+    def watch_desk(
+        self, open_tickets: Callable[[], int], quarantined: Callable[[], int], unfit: Callable[[], bool]
+    ) -> None:
         """Exports the desk's own counts."""
+        text = "1 while so much landing memory is in doubt that reservations are refused"
+        self._metrics.gauge("decode_landings_blocked", text).set_function(unfit)
         self._metrics.gauge("decode_tickets_open", "Reservations in use").set_function(open_tickets)
         text = "Landings whose writers may still write"
         self._metrics.gauge("decode_landings_quarantined", text).set_function(quarantined)

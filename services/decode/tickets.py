@@ -7,9 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fabric.deaths import Incarnation
 from fabric.errors import Exhausted, StaleTicket
 
 _REMEMBERED = 4096  # ended tickets whose fate is still told to a late caller
+# A sign of life extends a lease to this share of its whole length and never shortens it; writers give one every sixth,
+# so that three in a row may be lost or late.
+EXTENSION = 2 / 3
 
 
 class TicketState(StrEnum):
@@ -26,6 +30,7 @@ class WriterState(StrEnum):
     """What is known of the writer when a ticket ends."""
 
     FINISHED = "finished"
+    DEAD = "dead"  # proven: see fabric.deaths
     UNKNOWN = "unknown"
     NEVER_STARTED = "never_started"
 
@@ -35,11 +40,12 @@ _WAITING = frozenset({TicketState.RESERVED, TicketState.RECEIVING, TicketState.R
 
 @dataclass(slots=True)
 class Ticket:
-    """One reservation. `expires_at` is on the desk's clock."""
+    """One reservation. `expires_at` is on the desk's clock; `writer` is None until it is named or says something."""
 
     id: str
     request_id: str
     expires_at: float
+    writer: Incarnation | None = None
     state: TicketState = TicketState.RESERVED
     writer_finished: bool = False
 
@@ -62,35 +68,55 @@ class TicketBook:
         """Tickets whose work is not over: what a drain waits for."""
         return sum(ticket.state is not TicketState.QUARANTINED for ticket in self._live.values())
 
-    def issue(self, ticket_id: str, request_id: str) -> Ticket:
-        """A new ticket with a full lease.
+    def in_doubt(self) -> list[Ticket]:
+        """Tickets that are over but for their writers."""
+        return [ticket for ticket in self._live.values() if ticket.state is TicketState.QUARANTINED]
+
+    def require_epoch(self, epoch: int) -> None:
+        """Raises StaleTicket where the caller means another incarnation of this worker."""
+        if epoch != self.epoch:
+            raise StaleTicket(f"meant for epoch {epoch}, this worker is in epoch {self.epoch}", fix=_RESERVE_AGAIN)
+
+    def issue(self, ticket_id: str, request_id: str, writer: Incarnation | None = None) -> Ticket:
+        """A new ticket with a full lease. `writer` is the only one whose notices count; None: the first one to come.
 
         Raises:
             Exhausted: as many tickets as allowed are live.
         """
         if self.open >= self._max_tickets:  # those in quarantine are bounded by the landing memory
             raise Exhausted(f"{self.open} tickets are open", fix="retry later or on another worker", retry_after_s=0.5)
-        ticket = self._live[ticket_id] = Ticket(ticket_id, request_id, self._clock() + self.lease_s)
+        ticket = self._live[ticket_id] = Ticket(ticket_id, request_id, self._clock() + self.lease_s, writer)
         return ticket
 
     def find(self, ticket_id: str) -> Ticket | None:
         """The live ticket of this id."""
         return self._live.get(ticket_id)
 
-    def arrived(self, ticket_id: str, last: bool) -> bool:
+    def arrived(self, ticket_id: str, last: bool, sender: Incarnation) -> bool:
         """Notes a sign of life from the writer and renews the lease; `last` says that it will write no more.
 
-        Returns True when that frees a quarantined ticket's memory: the ticket is then gone.
+        What another than the ticket's writer sends changes nothing. Returns True when this frees a quarantined ticket's
+        memory: the ticket is then gone.
         """
         ticket = self._live.get(ticket_id)
         if ticket is None:
             return False
+        ticket.writer = ticket.writer or sender
+        return ticket.writer.is_same(sender.instance, sender.epoch) and self._heard(ticket, last)
+
+    def complete(self, ticket_id: str) -> None:
+        """Everything that was to be written is here and verified: nothing more will come, whatever the writer says."""
+        ticket = self._live.get(ticket_id)
+        if ticket is not None:
+            self._heard(ticket, last=True)
+
+    def _heard(self, ticket: Ticket, last: bool) -> bool:
         ticket.writer_finished = ticket.writer_finished or last
         if ticket.state is TicketState.QUARANTINED:
             return last and self._end(ticket, TicketState.RELEASED)
         if ticket.state in _WAITING:
             ticket.state = TicketState.READY if ticket.writer_finished else TicketState.RECEIVING
-            ticket.expires_at = max(ticket.expires_at, self._clock() + self.lease_s)
+            ticket.expires_at = max(ticket.expires_at, self._clock() + EXTENSION * self.lease_s)
         return False
 
     def claim(self, ticket_id: str, request_id: str, epoch: int) -> Ticket:
@@ -99,10 +125,7 @@ class TicketBook:
         Raises:
             StaleTicket: another epoch's, ended, expired, unknown, or claimed already.
         """
-        if epoch != self.epoch:
-            raise StaleTicket(
-                f"the ticket is of epoch {epoch}, this worker is in epoch {self.epoch}", fix=_RESERVE_AGAIN
-            )
+        self.require_epoch(epoch)
         ticket = self._live.get(ticket_id)
         if ticket is None or ticket.request_id != request_id or ticket.state not in _WAITING:
             raise StaleTicket(f"the ticket is {self._fate(ticket_id, request_id)}", fix=_RESERVE_AGAIN)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from engine.stops import FinishReason
 from fabric import wire as fabric_wire
+from fabric.deaths import Incarnation
 from fabric.errors import InvalidArgument
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import decode_pb2 as pb
@@ -29,7 +30,13 @@ def unpack_reserve(message: pb.ReserveRequest) -> ReserveAsk:
         use_cache=message.use_cache,
         layout_fingerprint=message.layout_fingerprint,
         model_revision=message.model_revision,
+        writer=_unpack_incarnation(message.writer) if message.HasField("writer") else None,
+        epoch=message.epoch,
     )
+
+
+def _unpack_incarnation(message: common.Incarnation) -> Incarnation:
+    return Incarnation(message.instance, message.epoch, message.process)
 
 
 def pack_ticket(holding: Holding, epoch: int, lease_s: float) -> common.Ticket:

@@ -67,6 +67,7 @@ class TicketGrant:
     layout_fingerprint: str
     model_revision: str
     held_tokens: int
+    lease_s: float
 
     def handoff(self, ask: PrefillAsk, model: ModelInfo) -> Handoff:
         """Where this prompt's extents go.

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.cache.pool import CachePool
 from engine.requests import HeldKV
-from fabric.errors import ServiceError
+from fabric.errors import DeadlineExceeded, ServiceError
 from fabric.kvlink import Link, Region, Write, plan
 from fabric.kvlink.verify import digest
 from fabric.records import Extent
@@ -26,6 +26,8 @@ from services.worker.together import settled
 _log = logs.get("push")
 # Below this a thread costs more than the digests.
 _INLINE_BYTES = 2 << 20
+# Signs of life within one lease: decode extends it by less than its whole length each time.
+_SIGNS_PER_LEASE = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,10 @@ class Pusher:
     ) -> None:
         self._link, self._source, self._ticket, self._handoff = link, source, ticket, handoff
         self._held, self._limits, self._metrics = held, limits, metrics
+        self._heartbeat_s = min(limits.heartbeat_s, ticket.lease_s / _SIGNS_PER_LEASE)
         self._sealed: list[Extent] = []
         self._next_block = handoff.first_block
-        self._finished = False
+        self._finished = self._in_doubt = False
 
     @property
     def pushed_tokens(self) -> int:
@@ -92,7 +95,7 @@ class Pusher:
         seen = Mark(generation=-1)
         generation = 0
         while not self._finished:
-            mark = await marks.after(seen, self._limits.heartbeat_s)
+            mark = await marks.after(seen, self._heartbeat_s)
             if mark is None:
                 await self._say(last=False)
                 continue
@@ -103,8 +106,11 @@ class Pusher:
         return tuple(self._sealed)
 
     async def close(self) -> None:
-        """Tells decode that nothing more will be written, unless the last push did. Never raises."""
-        if not self._finished:
+        """Tells decode that nothing more will be written, unless the last push did. Never raises.
+
+        Says nothing where a push ran out of time: the rest of it may still be written.
+        """
+        if not self._finished and not self._in_doubt:
             self._finished = True
             await give_up(self._link, self._ticket, self._limits.timeout_s)
 
@@ -144,6 +150,12 @@ class Pusher:
         await self._send([], last)
 
     async def _send(self, writes: list[Write], last: bool) -> None:
-        notify = HandoffNotice(self._ticket.id, last).dump()
+        await settled(self._write_all(writes, HandoffNotice(self._ticket.id, last).dump()))
+
+    async def _write_all(self, writes: list[Write], notify: bytes) -> None:
         address, timeout_s = self._ticket.landing.address, self._limits.timeout_s
-        await settled(self._link.push(address, writes, notify=notify, timeout_s=timeout_s))
+        try:
+            await self._link.push(address, writes, notify=notify, timeout_s=timeout_s)
+        except DeadlineExceeded:
+            self._in_doubt = self._in_doubt or bool(writes)
+            raise

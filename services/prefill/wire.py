@@ -48,6 +48,7 @@ def unpack_ticket(message: common.Ticket) -> TicketGrant:
         layout_fingerprint=message.layout.fingerprint,
         model_revision=message.model_revision,
         held_tokens=message.held_tokens,
+        lease_s=message.lease_ms / 1000,
     )
 
 

@@ -22,6 +22,7 @@ from fabric.discovery import MemberInfo
 from fabric.errors import StartError
 from fabric.kvlink import Link, open_link
 from fabric.lifecycle import Identity, new_identity
+from fabric.processes import this_process
 from fabric.telemetry import logs
 from fabric.telemetry.metrics import Metrics
 from kernels import KernelError, cache, choose
@@ -46,7 +47,7 @@ class Core:
 
     def member(self) -> MemberInfo:
         """How this instance is announced."""
-        model = self.engine.engine.model
+        model, process = self.engine.engine.model, this_process()
         return MemberInfo(
             service=self.service,
             instance=self.identity.instance,
@@ -56,6 +57,7 @@ class Core:
             revision=model.revision,
             layout_fingerprint=model.layout.fingerprint,
             record_versions=tuple(group.record_version for group in model.layout.groups),
+            process=process.pack() if process is not None else "",
             capacity={"max_context_tokens": model.max_context_tokens, "blocks": self.engine.engine.memory.blocks.total},
         )
 

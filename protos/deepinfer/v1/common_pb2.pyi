@@ -216,6 +216,16 @@ class Extent(_message.Message):
     digest: int
     def __init__(self, group: _Optional[str] = ..., block: _Optional[int] = ..., valid_entries: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
+class Incarnation(_message.Message):
+    __slots__ = ("instance", "epoch", "process")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    instance: str
+    epoch: int
+    process: str
+    def __init__(self, instance: _Optional[str] = ..., epoch: _Optional[int] = ..., process: _Optional[str] = ...) -> None: ...
+
 class Ticket(_message.Message):
     __slots__ = ("id", "request_id", "epoch", "lease_ms", "landings", "layout", "model_revision", "held_tokens")
     ID_FIELD_NUMBER: _ClassVar[int]

@@ -56,7 +56,7 @@ class DecodeServiceWatchResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[_common_pb2.WorkerStatus, _Mapping]] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("request_id", "token_ids", "max_total_tokens", "salt", "layout_fingerprint", "model_revision", "use_cache")
+    __slots__ = ("request_id", "token_ids", "max_total_tokens", "salt", "layout_fingerprint", "model_revision", "use_cache", "writer", "epoch")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,8 @@ class ReserveRequest(_message.Message):
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     USE_CACHE_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     max_total_tokens: int
@@ -71,7 +73,9 @@ class ReserveRequest(_message.Message):
     layout_fingerprint: str
     model_revision: str
     use_cache: bool
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., max_total_tokens: _Optional[int] = ..., salt: _Optional[bytes] = ..., layout_fingerprint: _Optional[str] = ..., model_revision: _Optional[str] = ..., use_cache: _Optional[bool] = ...) -> None: ...
+    writer: _common_pb2.Incarnation
+    epoch: int
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., max_total_tokens: _Optional[int] = ..., salt: _Optional[bytes] = ..., layout_fingerprint: _Optional[str] = ..., model_revision: _Optional[str] = ..., use_cache: _Optional[bool] = ..., writer: _Optional[_Union[_common_pb2.Incarnation, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("ticket",)
@@ -118,12 +122,14 @@ class DecodeFinish(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop: _Optional[str] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
-    __slots__ = ("ticket_id", "writer")
+    __slots__ = ("ticket_id", "writer", "epoch")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     ticket_id: str
     writer: WriterState
-    def __init__(self, ticket_id: _Optional[str] = ..., writer: _Optional[_Union[WriterState, str]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, ticket_id: _Optional[str] = ..., writer: _Optional[_Union[WriterState, str]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ReleaseResponse(_message.Message):
     __slots__ = ("released",)

@@ -68,3 +68,15 @@ async def test_idle_for_long_is_not_wedged_and_new_work_gets_its_whole_allowance
 def test_a_slow_but_moving_engine_never_stalls():
     detector = StallDetector(10.0)
     assert not any(detector.stalled(now=9.0 * step, pending=3, steps=step) for step in range(100))
+
+
+async def test_a_service_that_moves_but_cannot_serve_says_so_until_it_can() -> None:
+    reasons = ["", "memory in doubt", "memory in doubt", ""]
+    monitor = HealthMonitor(Progress(unfit=lambda: reasons.pop(0)), clock=lambda: 0.0)
+    await monitor.start(["s"])
+    await monitor.set_ready(True)
+    seen = []
+    for _ in range(4):
+        await monitor.observe()
+        seen.append(monitor.serving)
+    assert seen == [True, False, False, True]

@@ -7,10 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from fabric.deaths import Incarnation
 from fabric.errors import Exhausted, StaleTicket
-from services.decode.tickets import TicketBook, TicketState, WriterState
+from services.decode.tickets import EXTENSION, TicketBook, TicketState, WriterState
 
 EPOCH, LEASE_S = 7, 10.0
+WRITER, OLDER = Incarnation("p", 2), Incarnation("p", 1)
 
 
 class Clock:
@@ -52,7 +54,8 @@ def test_every_late_lease_is_swept_and_told_as_expired(book: TicketBook, clock: 
     book.issue("a", "ra")
     clock.now = 6.0
     book.issue("b", "rb")
-    book.arrived("a", last=False)  # renewed: now the older ticket has the later lease
+    clock.now = 9.9
+    book.arrived("a", last=False, sender=WRITER)  # renewed: now the older ticket has the later lease
     clock.now = 16.5
     assert {ticket.id for ticket in book.sweep()} == {"a", "b"}
     with pytest.raises(StaleTicket, match="expired"):
@@ -66,6 +69,33 @@ def test_an_expired_ticket_is_refused_even_before_the_sweep(book: TicketBook, cl
         book.claim("a", "ra", EPOCH)
 
 
+def test_a_sign_of_life_extends_a_lease_and_never_shortens_it(book: TicketBook, clock: Clock) -> None:
+    ticket = book.issue("a", "ra")
+    book.arrived("a", last=False, sender=WRITER)
+    assert ticket.expires_at == LEASE_S
+    clock.now = 9.0
+    book.arrived("a", last=False, sender=WRITER)
+    assert ticket.expires_at == pytest.approx(9.0 + EXTENSION * LEASE_S)
+
+
+@pytest.mark.parametrize("sender", [OLDER, Incarnation("q", 2)])
+def test_what_another_than_the_writer_says_changes_nothing(book: TicketBook, clock: Clock, sender: Incarnation) -> None:
+    ticket = book.issue("a", "ra", WRITER)
+    clock.now = 9.0
+    book.arrived("a", last=True, sender=sender)
+    assert (ticket.state, ticket.expires_at) == (TicketState.RESERVED, LEASE_S)
+    book.close("a", WriterState.UNKNOWN)
+    assert not book.arrived("a", last=True, sender=sender)
+    assert book.in_doubt() == [ticket]
+
+
+def test_a_proven_death_ends_a_doubt(book: TicketBook) -> None:
+    book.issue("a", "ra", WRITER)
+    book.close("a", WriterState.UNKNOWN)
+    assert book.close("a", WriterState.DEAD) is not None
+    assert len(book) == 0
+
+
 def test_generating_tickets_have_no_lease(book: TicketBook, clock: Clock) -> None:
     book.issue("a", "ra")
     book.claim("a", "ra", EPOCH)
@@ -75,17 +105,17 @@ def test_generating_tickets_have_no_lease(book: TicketBook, clock: Clock) -> Non
 
 def test_a_ticket_in_doubt_stays_quarantined_until_its_writer_says_it_is_done(book: TicketBook) -> None:
     book.issue("a", "ra")
-    book.arrived("a", last=False)
+    book.arrived("a", last=False, sender=WRITER)
     assert book.close("a", WriterState.UNKNOWN) is not None
     assert (len(book), book.open) == (1, 0)
-    assert not book.arrived("a", last=False)
-    assert book.arrived("a", last=True)
+    assert not book.arrived("a", last=False, sender=WRITER)
+    assert book.arrived("a", last=True, sender=WRITER)
     assert len(book) == 0
 
 
 def test_a_writer_known_to_be_finished_needs_no_quarantine(book: TicketBook) -> None:
     book.issue("a", "ra")
-    book.arrived("a", last=True)
+    book.arrived("a", last=True, sender=WRITER)
     book.close("a", WriterState.UNKNOWN)
     assert len(book) == 0
 
@@ -135,7 +165,7 @@ class Storm(RuleBasedStateMachine):
 
     @rule(ticket=ids, last=st.booleans())
     def arrived(self, ticket: str, last: bool) -> None:
-        self.book.arrived(ticket, last)
+        self.book.arrived(ticket, last, WRITER)
 
     @rule(ticket=ids, writer=st.sampled_from(WriterState))
     def close(self, ticket: str, writer: WriterState) -> None:

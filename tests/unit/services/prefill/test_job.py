@@ -17,7 +17,9 @@ from services.prefill.push import PushLimits
 from services.worker.notices import HandoffNotice
 
 ASK = PrefillAsk("r", (5, 6, 7), SamplingParams(), b"", use_cache=True)
-TICKET = TicketGrant("t", "r", 1, Landing("t", LinkAddress("inproc://", "decode", 1, b""), b"", 0, 64), "l", "m", 0)
+TICKET = TicketGrant(
+    "t", "r", 1, Landing("t", LinkAddress("inproc://", "decode", 1, b""), b"", 0, 64), "l", "m", 0, 30.0
+)
 
 
 class Tools:

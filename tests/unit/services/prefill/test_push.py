@@ -11,7 +11,7 @@ import torch
 
 from engine.cache.pool import CachePool
 from engine.requests import HeldKV
-from fabric.errors import ServiceError, Unavailable
+from fabric.errors import DeadlineExceeded, ServiceError, Unavailable
 from fabric.kvlink import Region, Token, Write
 from fabric.kvlink.verify import digest
 from fabric.records import Landing, LinkAddress
@@ -55,7 +55,7 @@ class RecordingLink:
 class Bench:
     """A pool of random bytes and a pusher from it into a recording link."""
 
-    def __init__(self, held_tokens: int = 0) -> None:
+    def __init__(self, held_tokens: int = 0, lease_s: float = 30.0, heartbeat_s: float = 0.01) -> None:
         self.pool = CachePool(LAYOUT, 10, 4, torch.float32)
         rng = np.random.default_rng(0)
         for storage in (self.pool.blocks, self.pool.slots):
@@ -65,7 +65,7 @@ class Bench:
         landing = Landing(
             "t", LinkAddress("x://", "d", 1), self._token(self.handoff.landing_bytes), 0, self.link.memory.size
         )
-        ticket = TicketGrant("t", "r", 1, landing, LAYOUT.fingerprint, "rev", held_tokens)
+        ticket = TicketGrant("t", "r", 1, landing, LAYOUT.fingerprint, "rev", held_tokens, lease_s)
         source = PoolSource(self.pool, self._region(self.pool.blocks), self._region(self.pool.slots))
         self.marks = Marks()
         self.pusher = Pusher(
@@ -74,7 +74,7 @@ class Bench:
             ticket,
             self.handoff,
             lambda: HeldKV(TABLE, SLOT, TOKENS),
-            PushLimits(timeout_s=1.0, heartbeat_s=0.01),
+            PushLimits(timeout_s=1.0, heartbeat_s=heartbeat_s),
             PrefillMetrics(Metrics("prefill")),
         )
 
@@ -161,3 +161,23 @@ async def test_a_failed_push_is_raised_and_closing_after_it_is_not() -> None:
     with pytest.raises(Unavailable):
         await bench.pusher.run(bench.marks)
     await bench.pusher.close()
+
+
+async def test_after_a_push_that_ran_out_of_time_nobody_says_that_writing_is_over() -> None:
+    bench = Bench()
+    bench.link.failure = DeadlineExceeded("slow")
+    bench.marks.computed(BLOCK_TOKENS)
+    with pytest.raises(DeadlineExceeded):
+        await bench.pusher.run(bench.marks)
+    bench.link.failure = None
+    await bench.pusher.close()
+    assert bench.link.notices == []
+
+
+async def test_a_short_lease_gets_more_frequent_signs_of_life() -> None:
+    bench = Bench(lease_s=0.06, heartbeat_s=60.0)
+    running = asyncio.ensure_future(bench.pusher.run(bench.marks))
+    async with asyncio.timeout(10.0):
+        await bench.link.arrived.acquire()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

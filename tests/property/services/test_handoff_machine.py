@@ -1,0 +1,470 @@
+"""A state machine over tickets, desk, landings and engine memory, with writers that freeze, die, lie and wake.
+
+The machine knows the truth: who may still write where. The desk knows only what it is told. After every step memory is
+conserved, no slab was given away while its former writer could write, what was verified is as it was sealed, and desk
+and book agree. At the end, once all writers are gone, nothing is held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from engine.requests import HeldKV, Reservation
+from engine.sampling.params import SamplingState
+from fabric.deaths import Deaths, Incarnation
+from fabric.errors import DataLoss, Exhausted, StaleTicket, Unavailable
+from fabric.kvlink import Notice, Region, plan
+from fabric.kvlink.inproc import InprocLink
+from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.slabs import SlabState
+from fabric.kvlink.verify import digest
+from fabric.processes import ProcessId
+from fabric.telemetry.metrics import Metrics
+from services.decode.desk import Desk, Holding, ReserveAsk
+from services.decode.telemetry import DecodeMetrics
+from services.decode.tickets import TicketBook, WriterState
+from services.decode.wake import LINGER_S, LONGEST_STEP_S, Wake
+from services.worker.extents import extent_view
+from services.worker.notices import HandoffNotice
+from services.worker.receipts import Receipt
+from tests.support.clock import FakeClock
+from tests.support.fakefamily import MODEL, fake_engine
+
+EPOCH, LEASE_S, TICKETS = 70, 30.0, 6
+SLABS, SLAB_BYTES = 30, 64
+ResultT = TypeVar("ResultT")
+picks = st.integers(0, 1_000)
+seen: Counter[str] = Counter()  # what the machine came across: a property of what never happens proves nothing
+MUST_SEE = ("verified", "damage found", "freed by death", "late write", "released again", "refused while blocked")
+
+
+class InlineRunner:
+    """An engine without its thread: what a desk uses of a runner. Counts the releases of every request."""
+
+    def __init__(self) -> None:
+        self.engine = fake_engine(num_blocks=16, num_slots=8)
+        self.releases: Counter[str] = Counter()
+
+    async def reserve(self, request_id: str, *args: Any) -> Reservation:
+        return self.engine.reserve(request_id, *args)
+
+    def release(self, request_id: str) -> None:
+        self.releases[request_id] += 1
+        self.engine.release(request_id)
+
+
+@dataclass(eq=False)
+class Writer:
+    """One incarnation of a prefill worker, as it truly is."""
+
+    link: InprocLink
+    process: ProcessId
+    region: Region
+    frozen: bool = False
+    died_at: float | None = None  # in time that decode ran
+
+    @property
+    def incarnation(self) -> Incarnation:
+        return Incarnation(self.link.address.peer, self.link.address.epoch, self.process.pack())
+
+
+@dataclass(eq=False)
+class Handover:
+    """One handoff, as it truly is. `writing`: its writer may still write into the landing."""
+
+    holding: Holding
+    writer: Writer
+    sealed: np.ndarray
+    writing: bool = True
+    generating: AsyncExitStack | None = None
+    verified: bool = False
+    ended: bool = False
+    extents: tuple[Any, ...] = field(default=())
+
+    def receipt(self) -> Receipt:
+        """An honest one."""
+        ask, spot = self.holding.ask, self.holding.handoff
+        extents = tuple(p.sealed(digest(self.sealed[p.offset : p.offset + p.size])) for p in spot.places())
+        names = (self.holding.ticket_id, ask.request_id, EPOCH, MODEL.revision, MODEL.layout.fingerprint)
+        return Receipt(*names, len(ask.tokens), extents, 3, SamplingState(1, 1))
+
+
+class HandoffMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.name = uuid4().hex
+        self.clock, self.ran = FakeClock(), 0.0
+        self.runner = InlineRunner()
+        self.link = InprocLink(f"{self.name}-decode", EPOCH)
+        capacity = SLABS * SLAB_BYTES
+        self.pool = LandingPool(self.link, capacity, SLAB_BYTES, retire_after_s=40.0, clock=self.clock)
+        self.book, self.shadow = (TicketBook(EPOCH, LEASE_S, TICKETS, self.clock) for _ in range(2))
+        self.gone: set[ProcessId] = set()
+        wake = Wake(Deaths(lambda process: process in self.gone), self.clock)
+        metrics = DecodeMetrics(Metrics("decode"))
+        mint = lambda: f"t{len(self.handovers)}"  # noqa: E731
+        self.desk = Desk(self.runner, self.link, self.pool, self.book, mint, metrics, 4096, wake)  # type: ignore[arg-type]
+        self.handovers: list[Handover] = []
+        self.mail: list[Notice] = []
+        self.writers: list[Writer] = []
+        self.born = self.asked = 0
+        self.draining = False
+        for _ in range(2):
+            self._born()
+
+    def _run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        return self.loop.run_until_complete(work)
+
+    def _born(self) -> None:
+        self.born += 1
+        link = InprocLink(f"{self.name}-w{self.born % 2}", self.born)
+        process = ProcessId("boot", "net", "pids", self.born, self.born)
+        self.writers.append(Writer(link, process, link.register(np.zeros(SLABS * SLAB_BYTES, np.uint8))))
+
+    def _able(self) -> list[Writer]:
+        return [writer for writer in self.writers if writer.died_at is None and not writer.frozen]
+
+    def _pick(self, pick: int, *, ended: bool = True) -> Handover | None:
+        """One of the newest handovers: older ones are mostly over."""
+        some = [one for one in self.handovers[-12:] if ended or not one.ended]
+        return some[pick % len(some)] if some else None
+
+    # --- what happens ----------------------------------------------------------------------------------------------
+
+    @rule(tokens=st.integers(1, 40), pick=picks)
+    def reserve(self, tokens: int, pick: int) -> None:
+        able = self._able()
+        if not able:
+            return
+        writer, blocked = able[pick % len(able)], self.pool.blocked
+        self.asked += 1
+        prompt = tuple(2 + (index * index + pick) % 40 for index in range(tokens))
+        names = (MODEL.layout.fingerprint, MODEL.revision, writer.incarnation)
+        ask = ReserveAsk(f"r{self.asked}", prompt, tokens + 4, b"", False, *names, EPOCH)
+        try:
+            holding = self._run(self.desk.reserve(ask))
+        except Unavailable:
+            assert self.draining
+            return
+        except Exhausted:
+            seen["refused while blocked"] += blocked
+            return
+        assert not self.draining and not blocked
+        self.shadow.issue(holding.ticket_id, ask.request_id, writer.incarnation)
+        sealed = np.random.default_rng(self.asked).integers(1, 256, holding.landing.size, dtype=np.uint8)
+        self.handovers.append(Handover(holding, writer, sealed))
+
+    @rule(pick=picks, part=st.floats(0, 1), last=st.booleans(), spoilt=st.sampled_from([0, 0, 0, 1]))
+    def write(self, pick: int, part: float, last: bool, spoilt: int) -> None:
+        """A writer that can, writes: perhaps long after the desk gave it up, perhaps other bytes than it sealed."""
+        one = self._pick(pick)
+        if one is None or not one.writing or one.writer not in self._able():
+            return
+        seen["late write"] += one.ended
+        size = one.holding.landing.size if last else round(part * one.holding.landing.size)
+        one.writer.region.memory[:size] = one.sealed[:size]
+        one.writer.region.memory[0] ^= spoilt
+        self._push(one, size, last)
+        one.writing = not last
+
+    def _push(self, one: Handover, size: int, last: bool) -> None:
+        zero, sizes = np.zeros(1, np.int64), np.array([size])
+        writes = [plan.write_to(one.holding.landing, one.writer.region, zero, zero, sizes)] if size else []
+        notify = HandoffNotice(one.holding.ticket_id, last).dump()
+        self._run(one.writer.link.push(self.link.address, writes, notify=notify, timeout_s=5.0))
+        self.mail += self.link._inbox._notices
+        self.link._inbox._notices.clear()
+
+    @initialize(pick=picks, spoilt=st.sampled_from([0, 1]), killed=st.booleans())
+    def crowd(self, pick: int, spoilt: int, killed: bool) -> None:
+        """One that generates, and two that were given up while their writers may write on."""
+        self.reserve(20, pick)
+        self.the_newest_is_handed_over(spoilt)
+        for tokens in (9, 30):
+            self.reserve(tokens, pick)
+            self.release(len(self.handovers) - 1, known=False)
+        if killed:
+            self.kill(pick)
+
+    @rule(spoilt=st.sampled_from([0, 1]))
+    def the_newest_is_handed_over(self, spoilt: int) -> None:
+        """The usual way in one step, so that the rest of the machine meets running generations often enough."""
+        if not self.handovers:
+            return
+        one = self.handovers[-1]
+        if one.writing and one.writer in self._able():
+            one.writer.region.memory[: len(one.sealed)] = one.sealed
+            one.writer.region.memory[0] ^= spoilt
+            self._push(one, len(one.sealed), last=True)
+            one.writing = False
+            self._deliver(len(self.mail))
+            self._claim(one)
+            self._verify(one)
+
+    @precondition(lambda self: self.mail)
+    @rule(count=st.integers(1, 4))
+    def deliver(self, count: int) -> None:
+        """Notices arrive: late, and in their order."""
+        self._deliver(count)
+
+    def _deliver(self, count: int) -> None:
+        for notice in self.mail[:count]:
+            self._notice(notice)
+        del self.mail[:count]
+
+    def _notice(self, notice: Notice) -> None:
+        self.desk.noticed(notice)
+        told = HandoffNotice.load(notice.payload)
+        assert told is not None
+        self.shadow.arrived(told.handoff_id, told.last, Incarnation(notice.peer, notice.epoch))
+
+    @rule(pick=picks, last=st.booleans(), epoch=st.sampled_from([0, 1]))
+    def foreign_notice(self, pick: int, last: bool, epoch: int) -> None:
+        """Another worker, or an older incarnation of the same, speaks for a ticket."""
+        one = self._pick(pick)
+        if one is not None:
+            before = self._states()
+            writer = one.writer.link.address
+            peer = f"{self.name}-other" if epoch else writer.peer
+            payload = HandoffNotice(one.holding.ticket_id, last).dump()
+            self.desk.noticed(Notice(peer, writer.epoch - 1 + epoch, payload))
+            assert self._states() == before
+
+    @rule(pick=picks)
+    def claim(self, pick: int) -> None:
+        one = self._pick(pick)
+        if one is not None:
+            self._claim(one)
+
+    def _claim(self, one: Handover) -> None:
+        ticket, request = one.holding.ticket_id, one.holding.ask.request_id
+        stack = AsyncExitStack()
+        try:
+            held = self._run(stack.enter_async_context(self.desk.serving(ticket, request, EPOCH)))
+        except StaleTicket:
+            with pytest.raises(StaleTicket):
+                self.shadow.claim(ticket, request, EPOCH)
+            return
+        assert held is one.holding and one.generating is None and not one.ended
+        self.shadow.claim(ticket, request, EPOCH)
+        one.generating = stack
+
+    @rule(pick=picks)
+    def verify(self, pick: int) -> None:
+        """With prefill's receipt, which exists once all is written: verified exactly if the landing is as sealed."""
+        one = self._pick(pick, ended=False)
+        if one is not None:
+            self._verify(one)
+
+    def _verify(self, one: Handover) -> None:
+        if one.generating is None or one.verified or one.writing:
+            return
+        landing = one.holding.landing
+        arrived = self.pool._memory[landing.offset : landing.offset + landing.size]
+        covered = np.zeros(landing.size, bool)
+        for place in one.holding.handoff.places():
+            covered[place.offset : place.offset + place.size] = True
+        sound = bool((arrived == one.sealed)[covered].all())
+        try:
+            self._run(self.desk.verify(one.holding, one.receipt()))
+        except DataLoss:
+            assert not sound
+            seen["damage found"] += 1
+            self._end(one)
+            return
+        assert sound
+        seen["verified"] += 1
+        self.shadow.complete(one.holding.ticket_id)
+        one.verified = True
+
+    @rule(pick=picks)
+    def forged_receipt(self, pick: int) -> None:
+        """A receipt before all was written can come from nobody honest: what is not there as sealed is not taken."""
+        one = self._pick(pick, ended=False)
+        if one is None or one.generating is None or one.verified or not one.writing:
+            return
+        landing = one.holding.landing
+        self.pool._memory[landing.offset] ^= np.uint8(self.pool._memory[landing.offset] == one.sealed[0])
+        with pytest.raises(DataLoss):
+            self._run(self.desk.verify(one.holding, one.receipt()))
+        self._end(one)
+
+    @rule(pick=picks)
+    def generation_ends(self, pick: int) -> None:
+        one = self._pick(pick, ended=False)
+        if one is not None and one.generating is not None:
+            self._end(one)
+
+    def _end(self, one: Handover) -> None:
+        assert one.generating is not None
+        self._run(one.generating.aclose())
+        self.shadow.close(one.holding.ticket_id, WriterState.UNKNOWN)
+        one.generating, one.ended = None, True
+
+    @rule(pick=picks, known=st.booleans())
+    def release(self, pick: int, known: bool) -> None:
+        """By the gateway, at any time, repeatedly. It says that a writer has finished only where it has.
+
+        A running generation is ended by its own call.
+        """
+        one = self._pick(pick)
+        if one is None or one.generating is not None:
+            return
+        writer = WriterState.FINISHED if known and not one.writing else WriterState.UNKNOWN
+        seen["released again"] += one.ended
+        released = self.desk.release(one.holding.ticket_id, writer, EPOCH)
+        assert released == (self.shadow.close(one.holding.ticket_id, writer) is not None)
+        one.ended = True
+
+    @rule(pick=picks)
+    def another_epoch(self, pick: int) -> None:
+        one = self._pick(pick)
+        if one is None:
+            return
+        before, ask = self._states(), one.holding.ask
+        with pytest.raises(StaleTicket):
+            self.desk.release(one.holding.ticket_id, WriterState.FINISHED, EPOCH - 1)
+        with pytest.raises(StaleTicket):
+            self._run(self.desk.serving(one.holding.ticket_id, ask.request_id, EPOCH - 1).__aenter__())
+        stale = ReserveAsk("x", ask.tokens, 99, b"", False, ask.layout_fingerprint, ask.model_revision, epoch=EPOCH - 1)
+        with pytest.raises(StaleTicket):
+            self._run(self.desk.reserve(stale))
+        assert self._states() == before
+
+    @rule(seconds=st.sampled_from([0.2, 0.5, 0.5, 1.0, 1.0, 5.0, 19.0, 31.0, 90.0]))
+    def time_passes(self, seconds: float) -> None:
+        """Of a jump only a part counts as time in which decode ran and took bytes from sockets."""
+        self.clock.advance(seconds)
+        self.ran += min(seconds, LONGEST_STEP_S)
+        self.desk.sweep()
+        for ticket in self.shadow.sweep():
+            self.handovers[int(ticket.id[1:])].ended = True
+        for one in self.handovers:
+            if one.writer.died_at is not None and self.ran - one.writer.died_at >= LINGER_S:
+                one.writing = False
+        for ticket_id in self.shadow._live.keys() - self.book._live.keys():
+            assert self.handovers[int(ticket_id[1:])].writer.process in self.gone
+            seen["freed by death"] += 1
+            self.shadow.close(ticket_id, WriterState.DEAD)
+
+    @rule(pick=picks)
+    def freeze_or_wake(self, pick: int) -> None:
+        writer = self.writers[-1 - pick % 2]
+        writer.frozen = not writer.frozen
+
+    @rule(pick=picks)
+    def kill(self, pick: int) -> None:
+        """SIGKILL, and a successor. What the dead had under way may land for a while."""
+        alive = [writer for writer in self.writers if writer.died_at is None]
+        writer = alive[pick % len(alive)]
+        writer.died_at = self.ran
+        self.gone.add(writer.process)
+        self._born()
+
+    @rule(pick=picks)
+    def bytes_of_a_dead_writer_land(self, pick: int) -> None:
+        one = self._pick(pick)
+        if one is not None and one.writing and one.writer.died_at is not None:
+            landing = one.holding.landing
+            self.pool._memory[landing.offset : landing.offset + landing.size] = 0xDE
+
+    @precondition(lambda self: self.asked > 6)
+    @rule()
+    def drain(self) -> None:
+        self.desk.drain()
+        self.draining = True
+
+    # --- what holds after every step -------------------------------------------------------------------------------
+
+    def _states(self) -> dict[str, tuple[str, float]]:
+        return {ticket.id: (ticket.state, ticket.expires_at) for ticket in self.book._live.values()}
+
+    @invariant()
+    def desk_and_book_agree(self) -> None:
+        shadow = {ticket.id: (ticket.state, ticket.expires_at) for ticket in self.shadow._live.values()}
+        assert self._states() == shadow
+        assert self.desk.open <= TICKETS
+
+    @invariant()
+    def memory_is_conserved(self) -> None:
+        stats = self.runner.engine.stats()
+        assert stats.blocks_free + stats.blocks_cached + stats.blocks_held == stats.blocks_total
+        assert stats.reserved == len(self.desk._holdings) == self.desk.open
+        assert sum(self.pool._book.count().values()) == SLABS
+        assert bool(self.desk.unfit) == self.pool.blocked
+
+    @invariant()
+    def no_slab_is_given_away_while_its_writer_may_write(self) -> None:
+        for one in self.handovers:
+            if one.writing:
+                grant = self.pool._book.find(one.holding.ticket_id)
+                assert grant is not None and grant.first * SLAB_BYTES == one.holding.landing.offset
+                assert not self.pool._book._free[grant.first : grant.first + grant.count].any()
+
+    @invariant()
+    def what_was_verified_stays_as_it_was_sealed(self) -> None:
+        for one in self.handovers:
+            if one.generating is not None and one.verified:
+                kept = one.holding.reservation
+                kv = HeldKV(kept.blocks, kept.slot, len(one.holding.ask.tokens))
+                for place in one.holding.handoff.places():
+                    live = extent_view(self.runner.engine.pool, place.group, place.block, kv)
+                    assert (live == one.sealed[place.offset : place.offset + place.size]).all()
+
+    @invariant()
+    def every_holding_leaves_once(self) -> None:
+        live = {holding.ask.request_id for holding in self.desk._holdings.values()}
+        for one in self.handovers:
+            request = one.holding.ask.request_id
+            assert self.runner.releases[request] == (request not in live)
+
+    def teardown(self) -> None:
+        """Calls end, writers die, time passes: nothing is held."""
+        for one in self.handovers:
+            if one.generating is not None:
+                self._end(one)
+        for writer in self.writers:
+            self.gone.add(writer.process)
+            writer.died_at = self.ran if writer.died_at is None else writer.died_at
+        self.time_passes(LEASE_S)
+        for _ in range(8):
+            self.time_passes(0.5)
+        stats = self.runner.engine.stats()
+        assert (stats.blocks_held, stats.slots_held, stats.reserved) == (0, 0, 0)
+        assert self.pool._book.count()[SlabState.FREE] == SLABS
+        assert not self.pool._expecting and len(self.book) == 0 and not self.desk.unfit
+        for link in (self.link, *(writer.link for writer in self.writers)):
+            self._run(link.close())
+        self.loop.close()
+
+
+def test_whatever_writers_do_nothing_is_corrupted_leaked_or_given_twice() -> None:
+    seen.clear()
+    run_state_machine_as_test(HandoffMachine, settings=settings(max_examples=120, stateful_step_count=50))
+    assert all(seen[what] for what in MUST_SEE), seen
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_same_for_minutes() -> None:
+    run_state_machine_as_test(HandoffMachine, settings=settings(max_examples=1500, stateful_step_count=120))
