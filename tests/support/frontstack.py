@@ -34,6 +34,7 @@ class FrontStack:
     decodes: list[Served]
     recipe: Any
     client: httpx2.AsyncClient
+    discovery: str
 
     def body(self, text: str = "hi", **extra: Any) -> dict[str, Any]:
         return {"model": fakeworkers.MODEL, "messages": [{"role": "user", "content": text}]} | extra
@@ -98,7 +99,7 @@ async def front_stack(folder: Path, prefills: int = 1, decodes: int = 1, **setti
         ready = await gateway.start()
         client = httpx2.AsyncClient(base_url=f"http://{ready.http}", timeout=30.0)
         stack.push_async_callback(client.aclose)
-        front = FrontStack(ready.http, ready.address, script, served["prefill"], served["decode"], recipe, client)
+        front = FrontStack(ready.http, ready.address, script, served["prefill"], served["decode"], recipe, client, url)
         await front.until_ready()
         yield front
 

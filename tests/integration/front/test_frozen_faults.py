@@ -1,0 +1,156 @@
+"""Decode workers in processes of their own: killed, frozen and merely busy (promises 10, 15 and 16)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest_asyncio
+
+from protos.deepinfer.v1 import gateway_pb2, gateway_pb2_grpc
+from tests.support import bytemodel, fakeworkers
+from tests.support.fakeprocess import counted, decode_process, drain_others
+from tests.support.frontstack import FrontStack, front_stack
+
+PAUSE_S = 0.02
+
+
+class Reading:
+    """One Generate stream that is read to its end; when each of its tokens came."""
+
+    def __init__(self, stub: Any) -> None:
+        ids = gateway_pb2.TokenIds(ids=bytemodel.encode("hi"))
+        request = gateway_pb2.GatewayServiceGenerateRequest(model=fakeworkers.MODEL, token_ids=ids)
+        self.tokens: list[int] = []
+        self.times: list[float] = []
+        self._changed = asyncio.Condition()
+        self._task = asyncio.create_task(self._read(stub.Generate(request, timeout=60)))
+
+    async def _read(self, replies: Any) -> None:
+        async for reply in replies:
+            assert reply.first_index == len(self.tokens)
+            async with self._changed:
+                self.tokens += reply.token_ids
+                self.times.append(time.monotonic())
+                self._changed.notify_all()
+
+    async def reached(self, count: int) -> None:
+        async with asyncio.timeout(20.0), self._changed:
+            await self._changed.wait_for(lambda: len(self.tokens) >= count or self._task.done())
+
+    async def whole(self) -> None:
+        """Returns at the end of an answer that is exactly the undisturbed one."""
+        async with asyncio.timeout(30.0):
+            await self._task
+        assert self.tokens == counted(())
+
+    def gap_s(self, since: float) -> float:
+        """The longest silence after `since`."""
+        times = [since, *(at for at in self.times if at > since)]
+        return max(later - earlier for earlier, later in pairwise(times))
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def stack(tmp_path: Path) -> AsyncIterator[FrontStack]:
+    async with front_stack(tmp_path, coalesce_ms=0) as running:
+        running.script.answer = counted
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def stub(stack: FrontStack) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(stack.grpc) as channel:
+        yield gateway_pb2_grpc.GatewayServiceStub(channel)
+
+
+async def decode_workers(stub: Any) -> int:
+    """Decode workers that the gateway would give work to."""
+    return sum(model.decode_workers for model in (await stub.ListModels(gateway_pb2.ListModelsRequest())).models)
+
+
+async def workers_become(stub: Any, count: int, within_s: float) -> None:
+    async with asyncio.timeout(within_s):
+        while await decode_workers(stub) != count:  # noqa: ASYNC110  another party's view
+            await asyncio.sleep(0.01)
+
+
+async def failures(stack: FrontStack) -> str:
+    metrics = (await stack.client.get("/metrics")).text
+    return "\n".join(
+        line for line in metrics.splitlines() if line.startswith("deepinfer_gateway_worker_failures_total{")
+    )
+
+
+async def begun(stack: FrontStack, stub: Any) -> Reading:
+    """A stream that the child generates and that others could go on with."""
+    await workers_become(stub, 1, 5.0)
+    reading = Reading(stub)
+    await reading.reached(5)
+    await drain_others(stack, draining=False)
+    await workers_become(stub, 2, 5.0)
+    return reading
+
+
+async def test_a_killed_worker_costs_its_stream_nothing(stack: FrontStack, stub: Any, tmp_path: Path) -> None:
+    async with decode_process(stack, tmp_path / "child.log", PAUSE_S) as child:
+        reading = await begun(stack, stub)
+        child.kill()
+        at = time.monotonic()
+        await workers_become(stub, 1, 1.0)
+        await reading.whole()
+    assert reading.gap_s(at) <= 1.0 and 'next="others"' in await failures(stack)
+
+
+async def test_a_frozen_worker_loses_its_streams_within_3_s_and_its_place_within_2(
+    stack: FrontStack, stub: Any, tmp_path: Path
+) -> None:
+    async with decode_process(stack, tmp_path / "child.log", PAUSE_S) as child:
+        reading = await begun(stack, stub)
+        await asyncio.to_thread(child.freeze)
+        at = time.monotonic()
+        await workers_become(stub, 1, 3.0)
+        noticed_s = time.monotonic() - at
+        await reading.whole()
+        print(f"frozen: no new work after {noticed_s:.2f} s, longest silence {reading.gap_s(at):.2f} s")
+        assert reading.gap_s(at) <= 3.0 and noticed_s <= 2.0
+        child.thaw()
+        await workers_become(stub, 2, 5.0)
+        await drain_others(stack, draining=True)
+        await workers_become(stub, 1, 5.0)
+        await Reading(stub).whole()
+
+
+async def test_an_idle_worker_that_freezes_gets_no_work_after_2_s(stack: FrontStack, stub: Any, tmp_path: Path) -> None:
+    async with decode_process(stack, tmp_path / "child.log", PAUSE_S) as child:
+        await workers_become(stub, 1, 5.0)
+        await Reading(stub).whole()
+        await drain_others(stack, draining=False)
+        await workers_become(stub, 2, 5.0)
+        await asyncio.to_thread(child.freeze)
+        at = time.monotonic()
+        await workers_become(stub, 1, 3.0)
+        print(f"frozen when idle: no new work after {time.monotonic() - at:.2f} s")
+        assert time.monotonic() - at <= 2.0
+        await asyncio.gather(*(Reading(stub).whole() for _ in range(4)))
+        assert await failures(stack) == ""
+
+
+async def test_a_worker_that_holds_its_interpreter_for_4_s_keeps_stream_and_place(
+    stack: FrontStack, stub: Any, tmp_path: Path
+) -> None:
+    async with decode_process(stack, tmp_path / "child.log", PAUSE_S) as child:
+        reading = await begun(stack, stub)
+        child.tell("hold 4")
+        at = time.monotonic()
+        assert (await asyncio.to_thread(child.json))["held"]
+        releasing = asyncio.create_task(asyncio.to_thread(child.json))
+        while not releasing.done():
+            assert await decode_workers(stub) == 2
+            await asyncio.sleep(0.05)
+        await reading.whole()
+    assert reading.gap_s(at) >= 3.5 and await failures(stack) == ""

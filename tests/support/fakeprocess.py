@@ -1,0 +1,61 @@
+"""A fake decode worker in a process of its own, to be killed, frozen or kept busy: `hold S` on its input does that."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from fabric.discovery import MemberInfo, open_discovery
+from tests.support import bytemodel, fakeworkers, procs
+from tests.support.fakeworkers import Script
+from tests.support.frontstack import FrontStack
+
+TOKENS = 120
+EPOCH = 7
+
+
+def counted(prompt: Sequence[int]) -> list[int]:
+    """An answer in which a token that is lost or comes twice is seen."""
+    letters = "".join(chr(ord("a") + index % 26) for index in range(TOKENS))
+    return [*bytemodel.encode(letters), bytemodel.EOS]
+
+
+@asynccontextmanager
+async def decode_process(stack: FrontStack, log: Path, pause_s: float) -> AsyncIterator[procs.Process]:
+    """A child that the stack's gateway knows and, for now, prefers: all others say that they drain."""
+    command = procs.python("-m", "tests.support.fakeprocess", "decode-child", str(pause_s))
+    with procs.spawn(command, log) as child:
+        address = (await asyncio.to_thread(child.json))["address"]
+        member = MemberInfo("decode", "decode-child", address, EPOCH, model=fakeworkers.MODEL)
+        async with open_discovery(stack.discovery).register(member):
+            await drain_others(stack, draining=True)
+            yield child
+
+
+async def drain_others(stack: FrontStack, draining: bool) -> None:
+    """The workers beside the child take work, or none."""
+    for served in stack.decodes:
+        await served.worker.report(draining=draining)
+        await served.worker.heard()
+
+
+async def _serve(instance: str, pause_s: float) -> None:
+    async with AsyncExitStack() as stack:
+        script = Script(answer=counted, pause_s=pause_s)
+        served = await fakeworkers.serve(stack, open_discovery("memory://child"), "decode", script, instance)
+        print(json.dumps({"address": served.address}), flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            command, _, argument = line.partition(" ")
+            if command == "hold":
+                print(json.dumps({"held": True}), flush=True)
+                ctypes.PyDLL(None).usleep(int(float(argument) * 1e6))  # a PyDLL call keeps the GIL
+                print(json.dumps({"held": False}), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1], float(sys.argv[2])))
