@@ -87,16 +87,22 @@ async def throughput(gateway: Gateway, alone: Alone, vocabulary: int, rounds: in
 
 
 async def first_token(gateway: Gateway, alone: Alone, vocabulary: int, rounds: int) -> list[Row]:
-    """Time to first token of one request at a time."""
+    """Time to first token of one request at a time.
+
+    What the stack adds is the p50 of the differences of the same prompt: a machine whose speed drifts from prompt to
+    prompt moves both sides of a pair. The difference of the two medians stands beside it.
+    """
     stacked, single = [], []
     for prompt in prompts(2 * rounds + 1, PROMPT, vocabulary, seed=1000):
         stacked.append((await gateway.stream(prompt, 2)).first_s)
         single.append(alone.streams([prompt], 2)[0].first_s)
     through, bare = 1e3 * statistics.median(stacked[1:]), 1e3 * statistics.median(single[1:])
+    added = 1e3 * statistics.median(late - early for late, early in zip(stacked[1:], single[1:], strict=True))
     return [
         Row(f"first token, {PROMPT} tokens: engine alone", bare, "ms"),
         Row("  through the stack", through, "ms"),
-        Row("  added, p50", through - bare, "ms", BARS["first token"]),
+        Row("  difference of the medians", through - bare, "ms"),
+        Row("  added, p50", added, "ms", BARS["first token"]),
     ]
 
 
