@@ -22,10 +22,10 @@ def open_dialect(settings: RecipeSettings) -> Dialect:
         StartError: files are missing or broken, or do not allow what was asked for; names the file and the fix.
     """
     files, form = ModelFiles.read(settings.model), TemplateFiles.read(settings.model)
-    detected = codec.detect_encoding(files)
-    kind = settings.dialect if settings.dialect != "auto" else _fitting(settings, detected, form)
-    if kind == "v4":
-        return Codec(settings.served_name, files, _encoding(settings, files, detected))
+    kind = settings.dialect if settings.dialect != "auto" else _fitting(settings, files, form)
+    if kind == codec.DIALECT:
+        encoding = settings.encoding if settings.encoding != "auto" else codec.encoding_of(files)
+        return Codec(settings.served_name, files, encoding)
     prefix = _prefix(files, form)
     if kind == "plain":
         return PlainDialect(settings.served_name, files, _why_plain(settings, form), prefix)
@@ -38,22 +38,10 @@ def open_dialect(settings: RecipeSettings) -> Dialect:
     return TemplateDialect(settings.served_name, files, form, prefix, settings.template_timeout_s, time)
 
 
-def _fitting(settings: RecipeSettings, detected: str, form: TemplateFiles) -> str:
-    if detected or settings.encoding != "auto":
-        return "v4"
+def _fitting(settings: RecipeSettings, files: ModelFiles, form: TemplateFiles) -> str:
+    if settings.encoding != "auto" or codec.detect_encoding(files):
+        return codec.DIALECT
     return "template" if form.source else "plain"
-
-
-def _encoding(settings: RecipeSettings, files: ModelFiles, detected: str) -> str:
-    if settings.encoding != "auto":
-        return settings.encoding
-    if missing := codec.missing_tokens(files):
-        raise StartError(
-            f"{files.tokenizer_path} has no token {missing[0]!r}",
-            field="dialect",
-            fix="choose --dialect auto, or use the tokenizer of a model with V4's encoding",
-        )
-    return detected or "v4"
 
 
 def _why_plain(settings: RecipeSettings, form: TemplateFiles) -> str:

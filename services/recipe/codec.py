@@ -36,6 +36,7 @@ _STAGES = {
 _FREE_CONSTRAINTS = frozenset({"tool_call"})
 
 
+DIALECT = "v4"
 # What tells the encodings apart: V4 does without it.
 _ONLY_V41 = recipe.SpecialToken.System
 _BOTH = (
@@ -52,6 +53,21 @@ _MODEL_TYPES = ("deepseek_v4", "deepseek_v41")
 def missing_tokens(files: ModelFiles) -> list[str]:
     """Control tokens of the encodings that a vocabulary lacks."""
     return [token.default_str() for token in _BOTH if token.default_str() not in files.control.ids]
+
+
+def encoding_of(files: ModelFiles) -> str:
+    """The encoding that fits a vocabulary best.
+
+    Raises:
+        StartError: none does; names the file and the fix.
+    """
+    if missing := missing_tokens(files):
+        raise StartError(
+            f"{files.tokenizer_path} has no token {missing[0]!r}",
+            field="dialect",
+            fix="choose --dialect auto, or use the tokenizer of a model with V4's encoding",
+        )
+    return detect_encoding(files) or "v4"
 
 
 def detect_encoding(files: ModelFiles) -> str:

@@ -45,10 +45,6 @@ class Mask:
     def show(self, text: str) -> str:
         return text.translate(self._show)
 
-    def hides_in(self, text: str) -> bool:
-        """Whether `text` holds something of the client."""
-        return any(ord(character) in self._show for character in text)
-
     def hide_schema(self, tree: Any) -> Any:
         """A JSON value with the strings and keys of its author hidden."""
         if isinstance(tree, str):

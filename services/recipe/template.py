@@ -88,16 +88,16 @@ class TemplateDialect(PlainDialect):
 
     def _render(self, chat: Conversation, mask: Mask) -> str:
         """The template's text, with everything of the client behind `mask`."""
-        hidden = self._ask(chat.hidden(mask), mask)
+        hidden = self._ask(chat.hidden(mask))
         # Templates of reasoning models cut reasoning out of earlier answers, which they cannot see behind the mask.
         # Cut for them, the text counts only if it is what the template makes of the bare conversation.
         shorter = chat.without_reasoning()
-        if shorter is not None and mask.show(hidden) != (bare := self._ask(chat, mask)):
-            cut = self._ask(shorter.hidden(mask), mask)
-            return cut if mask.show(cut) == bare else hidden
-        return hidden
+        if shorter is None:
+            return hidden
+        cut = self._ask(shorter.hidden(mask))
+        return cut if mask.show(cut) == self._ask(chat) else hidden
 
-    def _ask(self, chat: Conversation, mask: Mask) -> str:
+    def _ask(self, chat: Conversation) -> str:
         variables = self._form.tokens | chat.variables
         most = min(self._most_chars, _MOST_CHARS)
         reply = self._process.ask({"variables": variables, "max_chars": most, "now": self._now()})
@@ -105,7 +105,15 @@ class TemplateDialect(PlainDialect):
             return str(reply["text"])
         if "overlong" in reply:
             raise self._too_long(f"more than {most} characters", "messages")
-        raise _refusal(reply, mask)
+        raise self._refusal(reply)
+
+    def _refusal(self, reply: dict[str, Any]) -> InvalidArgument:
+        """Why the template gave no text; its own words are told if they are all its own."""
+        said, fix = str(reply.get("refused", "")), "use roles, and an order of them, that the model was trained on"
+        if said and said in self._form.source:
+            return InvalidArgument(f"the chat template refuses: {said}", field="messages", fix=fix)
+        how = str(reply.get("failed", "it refuses"))
+        return InvalidArgument(f"the chat template cannot render this conversation: {how}", field="messages", fix=fix)
 
     def _encode(self, text: str, mask: Mask) -> tuple[list[int], bool]:
         """Ids of a masked text, and whether it ends where the model is to reason."""
@@ -129,16 +137,3 @@ class TemplateDialect(PlainDialect):
                 fix="leave the control token out",
             )
         return token_ids
-
-
-def _refusal(reply: dict[str, Any], mask: Mask) -> InvalidArgument:
-    """Why a template gave no text; its own words are told unless they quote the conversation."""
-    said = str(reply.get("refused", ""))
-    if said and not mask.hides_in(said):
-        return InvalidArgument(f"the chat template refuses: {said}", field="messages", fix="change the messages so")
-    how = str(reply.get("failed", "it refuses"))
-    return InvalidArgument(
-        f"the chat template cannot render this conversation: {how}",
-        field="messages",
-        fix="check that roles and their order are those that the model was trained on",
-    )

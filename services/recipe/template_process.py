@@ -24,16 +24,20 @@ class TemplateProcess:
         """Starts the process.
 
         Raises:
-            StartError: the template does not compile; names the file `where`.
+            StartError: the template does not compile, or its process does not start; names the file `where`.
         """
         self._source, self._timeout_s = source, timeout_s
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        if failed := self._start():
+        try:
+            failed = self._start()
+        except (OSError, ValueError) as error:
+            failed = f"its process does not start ({type(error).__name__})"
+        if failed:
             self.close()
             raise StartError(
-                f"the chat template in {where} does not compile: {failed}",
+                f"the chat template in {where} cannot be used: {failed}",
                 field="model",
                 fix="download the file again, or choose --dialect plain",
             )
@@ -68,14 +72,13 @@ class TemplateProcess:
 
     def _start(self) -> str:
         """Why the template does not compile, or nothing."""
-        ours, theirs = socket.socketpair()
+        self._socket, theirs = socket.socketpair()
         command = [sys.executable, "-I", str(_PROGRAM), str(theirs.fileno())]
         with theirs:
             # A session of its own: an interrupt at the terminal is for the service, which closes this when it drained.
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, env={}, pass_fds=[theirs.fileno()], start_new_session=True
             )
-        self._socket = ours
         return str(self._exchange(self._source).get("failed", ""))
 
     def _exchange(self, tree: Any) -> dict[str, Any]:

@@ -203,12 +203,12 @@ def test_another_model_is_not_found(opened: Open) -> None:
 
 
 def test_a_template_refuses_in_its_own_words_but_quotes_nobody(opened: Open) -> None:
-    messages = [*CALLING]
-    with pytest.raises(InvalidArgument, match="no role tool"):
-        render(opened(given.V2.replace("message['content'] + eos", "'' + eos")), messages)
-    with pytest.raises(InvalidArgument) as caught:
-        render(opened("{{ raise_exception('never ' + messages[0].content) }}"), [{"role": "user", "content": "CANARY"}])
-    assert "CANARY" not in str(caught.value) and caught.value.field == "messages"
+    with pytest.raises(InvalidArgument, match="users come first"):
+        render(opened("{{ raise_exception('users come first') }}"), TALK)
+    for text in ("CANARY", "0123456789", "字"):
+        with pytest.raises(InvalidArgument) as caught:
+            render(opened("{{ raise_exception(messages[0].content) }}"), [{"role": "user", "content": text}])
+        assert text not in str(caught.value) and caught.value.field == "messages" and caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -252,5 +252,5 @@ def test_plain_text_begins_as_the_tokenizer_config_says(opened: Open) -> None:
 
 
 def test_a_template_that_does_not_compile_stops_the_start_by_file(opened: Open) -> None:
-    with pytest.raises(StartError, match=r"chat_template\.jinja does not compile: TemplateSyntaxError"):
+    with pytest.raises(StartError, match=r"chat_template\.jinja cannot be used: TemplateSyntaxError"):
         opened("{% for %}", in_file=True)
