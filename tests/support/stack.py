@@ -53,6 +53,7 @@ class Stack:
     def __init__(self, channels: Channels) -> None:
         self.channels = channels
         self.running: dict[str, Running] = {}
+        self.writer: common.Incarnation | None = None  # whom reservations name, as the gateway does
         self._starts: dict[str, Callable[[], Awaitable[Running]]] = {}
 
     @property
@@ -87,6 +88,7 @@ class Stack:
             layout_fingerprint=model.layout.fingerprint,
             model_revision=model.revision,
             use_cache=use_cache,
+            writer=self.writer,
         )
         return (await call(self.decode.Reserve, request)).ticket
 
