@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
+from engine.checkpoint.document import read_json
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.header import Entry
 from engine.checkpoint.shard import Bytes, Shard
 
 INDEX = "model.safetensors.index.json"
+_LONGEST_NAME = 255
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -26,12 +26,11 @@ class Folder:
         if not files:
             raise _without_weights(path)
         self._shards = {name: self._open(name) for name in files}
-        self._where = {tensor: name for name, shard in self._shards.items() for tensor in shard.entries}
+        self._where = self._places()
         for tensor, name in (listed or {}).items():
             if tensor not in self._shards[name].entries:
                 fix = "download the shard again, or rebuild the index"
                 raise CheckpointError(f"{name} does not hold it", file=index, item=tensor, fix=fix)
-            self._where[tensor] = name
 
     @property
     def names(self) -> list[str]:
@@ -75,23 +74,20 @@ class Folder:
             raise CheckpointError("the index names this file, but it is missing", file=path, fix="download the shard")
         return Shard(path)
 
+    def _places(self) -> dict[str, str]:
+        """Tensor -> shard. Two of one name may differ, and which of them is served must not hang on an order."""
+        where: dict[str, str] = {}
+        for name, shard in self._shards.items():
+            for tensor in shard.entries:
+                if (first := where.setdefault(tensor, name)) != name:
+                    fix = "remove the file that does not belong here, or download both again"
+                    raise CheckpointError(f"{first} holds it too", file=shard.path, item=tensor, fix=fix)
+        return where
+
 
 def holds_weights(path: Path) -> bool:
     """Whether a folder has weights in any form, also in one that `Folder` refuses."""
     return any(any(path.glob(pattern)) for pattern in ("*.safetensors", INDEX, *_PICKLED))
-
-
-def read_json(path: Path, fix: str) -> dict[str, Any]:
-    """A JSON object from a file; CheckpointError if it is missing or not one."""
-    if not path.is_file():
-        raise CheckpointError("the file is missing", file=path, fix=fix)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"not valid JSON: {error}", file=path, fix="restore the file") from error
-    if not isinstance(content, dict):
-        raise CheckpointError("not a JSON object", file=path, fix="restore the file")
-    return content
 
 
 def _without_weights(path: Path) -> CheckpointError:
@@ -104,10 +100,13 @@ def _without_weights(path: Path) -> CheckpointError:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    listed = read_json(index, "").get("weight_map")
-    if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
-        raise CheckpointError("no map from tensors to files", file=index, item="weight_map", fix="rebuild the index")
-    for name in listed.values():
-        if Path(name).name != name:
-            raise CheckpointError(f"{name!r} leaves the folder", file=index, item="weight_map", fix="rebuild the index")
+    """Names must be those of files beside the index: no path, and nothing that is not safetensors."""
+    listed, fix = read_json(index, "").get("weight_map"), "rebuild the index"
+    if not listed or not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+        raise CheckpointError("no map from tensors to files", file=index, item="weight_map", fix=fix)
+    for tensor, name in listed.items():
+        if Path(name).name != name or "\0" in name or len(name.encode("utf-8", "replace")) > _LONGEST_NAME:
+            raise CheckpointError(f"{name[:99]!r} leaves the folder", file=index, item=f"weight_map.{tensor}", fix=fix)
+        if not name.endswith(".safetensors"):
+            raise CheckpointError(f"{name!r} is no safetensors file", file=index, item=f"weight_map.{tensor}", fix=fix)
     return listed

@@ -11,8 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.document import read_json
 from engine.checkpoint.errors import CheckpointError
-from engine.checkpoint.folder import Folder, read_json
+from engine.checkpoint.folder import Folder
 from engine.checkpoint.rank import Rank
 from engine.checkpoint.scales import is_quantized, scale_name
 from engine.checkpoint.sharding import Naming, parts

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.folder import Folder, holds_weights, read_json
+from engine.checkpoint.document import read_json
+from engine.checkpoint.folder import Folder, holds_weights
 from engine.errors import InvalidParameter
 from engine.inspect.caches import CacheCost, cache_costs
 from engine.inspect.contents import Contents, StoredType

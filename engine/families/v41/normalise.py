@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from engine.checkpoint.document import read_json
 from engine.checkpoint.errors import CheckpointError
-from engine.checkpoint.folder import read_json
 from engine.families.v41.config import EngramConfig
 
 MAP_FILE, TOKENIZER_FILE = "engram_token_map.json", "tokenizer.json"
