@@ -81,6 +81,11 @@ def declared() -> list[str]:
     return sorted(_declared)
 
 
+def hits(name: str) -> int:
+    """How often an armed point was reached since it was armed."""
+    return _declared[name].hits
+
+
 def arm(spec: str) -> None:
     """Arms the points that `spec` names: `decode.token=exit@7,gateway.receipt=delay:0.5`. Empty arms nothing.
 

@@ -106,18 +106,18 @@ class Conductor:
                 return opening
 
     async def _attempt(self, prompt: Prompt, handoff: Handoff, narrator: Narrator, lives: Lives) -> _Opening:
-        await handoff.start()
+        ledger = Ledger(len(prompt.token_ids))
+        await handoff.start(ledger)
         handoff.suspect = "recipe"
         await narrator.open()
         done = await handoff.receipt()
-        ledger = Ledger(len(prompt.token_ids))
         ledger.prefilled(done.usage)
         first = done.receipt.first_token
         logprobs = [first.logprob] if prompt.sampling.logprobs is not None else []
         drawn = done.receipt.HasField("first_token")  # otherwise decode replays the last window and draws it
         reason = prompts.finish_of_first(prompt, first.token_id) if drawn else None
         if reason is None:
-            tap = await handoff.generate(done.receipt, ledger)
+            tap = await handoff.generate(done.receipt)
             source = Source(lives, handoff, ledger, tap, self._coalesce_s)
             if not drawn:
                 return _Opening(done, ledger, await tap.take(), source)

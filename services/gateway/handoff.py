@@ -72,7 +72,7 @@ class Handoff:
         self._over = False
         self.suspect = "prefill"
 
-    async def start(self) -> None:
+    async def start(self, ledger: Ledger) -> None:
         """Prefill begins while decode reserves; the ticket is attached when it is there."""
         await _CHOSEN.reached()
         stream = self._stream = self._prefill.prefill(self._id)
@@ -89,31 +89,36 @@ class Handoff:
         await asyncio.shield(self._attaching)
         # What needs no receipt travels while prefill computes.
         self._generating = self._decode.generate(self._id)
+        self._tap = Tap(self._generating, ledger, self._prompt.sampling.logprobs is not None)
         self._opening = asyncio.create_task(self._generating.send(self._generate_start()), name="opening")
 
     async def receipt(self) -> prefill_pb2.PrefillDone:
         """What prefill wrote, once it is done.
 
         Raises:
-            ServiceError: prefill failed, or its receipt is for another ticket.
+            ServiceError: prefill failed, its receipt is for another ticket, or decode is lost meanwhile.
         """
         self.suspect = "prefill"
-        if self._prefilling is None:
+        if self._prefilling is None or self._tap is None:
             raise RuntimeError("used before start")
-        return self._checked(await asyncio.shield(self._prefilling))
+        await asyncio.wait((self._prefilling, self._tap.reading), return_when=asyncio.FIRST_COMPLETED)
+        if not self._prefilling.done():  # prefill may push to a dead decode for long before it notices
+            self.suspect = "decode"
+            await self._tap.take()
+            raise Internal("decode ended before it had the receipt")
+        return self._checked(await self._prefilling)
 
-    async def generate(self, receipt: common_pb2.Receipt, ledger: Ledger) -> Tap:
+    async def generate(self, receipt: common_pb2.Receipt) -> Tap:
         """Starts decode, which verifies everything that the receipt names before its first token.
 
         Raises:
             ServiceError: decode ended the call already.
         """
         self.suspect = "decode"
-        if self._generating is None or self._opening is None:
+        if self._generating is None or self._opening is None or self._tap is None:
             raise RuntimeError("used before start")
         await self._opening
         await _RECEIPT.reached()
-        self._tap = Tap(self._generating, ledger, self._prompt.sampling.logprobs is not None)
         await self._generating.send(decode_pb2.DecodeServiceGenerateRequest(receipt=receipt))
         return self._tap
 

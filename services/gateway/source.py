@@ -52,10 +52,10 @@ class Source:
     async def _resumed(self) -> Batch:
         """What follows on the newest token, which the new workers give once more."""
         handoff, passage = self._handoff, self._lives.passage
-        await handoff.start()
-        done = await handoff.receipt()
         self._ledger.resume(passage.emitted)
-        self._tap = await handoff.generate(passage.settled(done.receipt), self._ledger)
+        await handoff.start(self._ledger)
+        done = await handoff.receipt()
+        self._tap = await handoff.generate(passage.settled(done.receipt))
         known = await self._tap.take(most=1)
         passage.require_newest(known.token_ids)
         if known.finish is not None:

@@ -39,6 +39,11 @@ class Tap:
         self._ready, self._room, self._last = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._task = asyncio.create_task(self._read(), name="tap")
 
+    @property
+    def reading(self) -> asyncio.Task[None]:
+        """Done when the stream has ended, however."""
+        return self._task
+
     async def take(self, most: int | None = None) -> Batch:
         """All tokens that arrived since the last call, or the first `most` of them; at least one or the finish.
 

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from protos.deepinfer.v1 import decode_pb2
+from services.recipe.service import RecipeServicer
 from tests.support import bytemodel
 from tests.support.frontstack import FrontStack, front_stack, until
 
@@ -88,3 +89,31 @@ async def test_the_next_request_works_after_one_was_cancelled(stack: FrontStack)
     stack.script.answer = lambda prompt: tokens
     reply = await stack.chat()
     assert reply.json()["choices"][0]["message"]["content"] == "fine"
+
+
+@pytest.mark.parametrize("method", ["Render", "Parse"])
+async def test_leaving_while_the_recipe_works_ends_its_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The recipe's call stands still; nothing of the request runs anywhere once the client has left."""
+    running, reached = [0], asyncio.Event()
+
+    async def standing(self: RecipeServicer, request: object, context: object) -> None:
+        running[0] += 1
+        reached.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            running[0] -= 1
+
+    monkeypatch.setattr(RecipeServicer, method, standing)
+    async with front_stack(tmp_path) as stack:
+        async with httpx2.AsyncClient(base_url=f"http://{stack.http}") as client:
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=stack.body(stream=True)))
+            await reached.wait()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: not running[0], 0.2)
+        await stack.until_idle(0.2)
+        await queued(stack, 0)
+        assert "deepinfer_gateway_inflight_requests 0.0" in (await stack.client.get("/metrics")).text

@@ -327,6 +327,17 @@ async def test_without_budget_the_next_failure_is_the_clients(stage: Stage) -> N
     assert tokens(updates) == [10, 11] and isinstance(failure, Unavailable) and "broke off" in failure.message
 
 
+async def test_a_decode_that_is_lost_while_prefill_works_is_not_waited_for(stage: Stage) -> None:
+    """Prefill itself would push to it until its own time limit."""
+    stage.slow = True
+    running = asyncio.ensure_future(run(stage))
+    await until(lambda: bool(stage.generates and stage.generates[0].sent), 1.0)
+    stage.slow = False
+    stage.generates[0].ready.put_nowait(Unavailable("frozen"))
+    updates, failure = await running
+    assert failure is None and tokens(updates) == stage.tokens and stage.excluded[1] == {"d0"}
+
+
 @pytest.mark.parametrize("error", [InvalidArgument("bad"), Internal("bug")])
 async def test_what_cannot_work_is_not_retried(stage: Stage, error: ServiceError) -> None:
     stage.faults["reserve"] = [error]

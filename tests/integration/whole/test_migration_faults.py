@@ -1,0 +1,80 @@
+"""The real stack: an answer that moved is the answer that one undisturbed process gives (promises 10 and 17)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.sampling.params import SamplingParams
+from fabric import failpoints
+from tests.support.oracle import Oracle
+from tests.support.wholestack import whole_stack, write_model
+
+PROMPT = [3 + (7 * index) % 250 for index in range(200)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.9, top_p=0.95, top_k=40, seed=11, max_tokens=24, ignore_eos=True)
+PENALISED = replace(SEEDED, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.4, min_tokens=20)
+SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("bytes") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def oracle(model: Path) -> Oracle:
+    return Oracle(model)
+
+
+@SAMPLINGS
+async def test_an_answer_that_moves_equals_an_undisturbed_one(
+    model: Path, oracle: Oracle, sampling: SamplingParams
+) -> None:
+    """One failure at each kind of line, early, late and twice in one answer."""
+    expected = await asyncio.to_thread(oracle.answer, PROMPT, sampling)
+    specs = [
+        *(f"decode.token=error@{nth}" for nth in (1, 2, 13, 23)),
+        "decode.token=error:data_loss@5,decode.verified=error:data_loss@2",
+        "decode.token=error:stale_ticket@9,prefill.pushed=error@2",
+        "decode.verified=error:data_loss@1",
+        "prefill.chunk=error@2",
+    ]
+    wanted = replace(sampling, logprobs=0)
+    async with whole_stack(model) as stack:
+        undisturbed = await stack.ask(PROMPT, wanted)
+        assert undisturbed.tokens == expected
+        for spec in specs:
+            with failpoints.armed(spec):
+                answer = await stack.ask(PROMPT, wanted)
+            assert answer.tokens == expected, spec
+            assert answer.logprobs == pytest.approx(undisturbed.logprobs, abs=1e-4), spec
+            assert answer.finish is not None
+            usage = answer.finish.usage
+            assert (usage.prompt_tokens, usage.completion_tokens) == (len(PROMPT), len(expected)), spec
+            assert usage.cached_tokens <= usage.prompt_tokens
+            await stack.until_idle(3.0)
+
+
+async def test_kill_9_of_a_decode_process_changes_no_token(model: Path, oracle: Oracle, tmp_path: Path) -> None:
+    """Two streams on one process that is killed; the other decode comes while they run."""
+    samplings = [replace(sampling, max_tokens=100) for sampling in (GREEDY, SEEDED)]
+    expected = [await asyncio.to_thread(oracle.answer, PROMPT, sampling) for sampling in samplings]
+    async with whole_stack(model, decodes=0, transport="ucx://") as stack:
+        async with stack.decode_process(tmp_path, "--failpoints", "decode.token=delay:0.15") as child:
+            await stack.until_decodes(1)
+            asking = [asyncio.create_task(stack.ask(PROMPT, sampling)) for sampling in samplings]
+            await stack.start_decode()
+            await stack.until_decodes(2)
+            assert not any(task.done() for task in asking)
+            child.kill()
+            answers = await asyncio.gather(*asking)
+        for answer, tokens in zip(answers, expected, strict=True):
+            assert answer.tokens == tokens
+            assert answer.finish is not None and answer.finish.usage.completion_tokens == len(tokens)
+        moved = [servicer for name, servicer in stack.workers.items() if name.startswith("decode")]
+        assert sum(servicer.core.engine.engine.stats().finished for servicer in moved) == len(answers)
+        await stack.until_idle(5.0)

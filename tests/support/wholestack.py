@@ -1,0 +1,172 @@
+"""The whole stack around a tiny model with a byte tokenizer: gateway, recipe, prefill and decodes in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import grpc
+
+from engine.families.v4.tiny import TinySpec, write_tiny
+from engine.sampling.params import SamplingParams
+from fabric.discovery import MemberInfo, open_discovery
+from fabric.server import Chassis, Service
+from protos.deepinfer.v1 import decode_pb2, decode_pb2_grpc, gateway_pb2, gateway_pb2_grpc
+from services.decode import service as decode_service
+from services.decode.settings import DecodeSettings
+from services.gateway.build import build as build_gateway
+from services.gateway.settings import GatewaySettings
+from services.prefill import service as prefill_service
+from services.prefill.settings import PrefillSettings
+from services.recipe.service import build as build_recipe
+from services.recipe.settings import RecipeSettings
+from tests.support import bytemodel, procs
+from tests.support.stack import pack_sampling
+
+WORKER = {"batch_invariant": True, "kv_memory_mb": 64, "landing_mb": 32, "chunk_tokens": 128}
+
+
+def write_model(folder: Path) -> Path:
+    """A tiny V4 whose tokenizer is bytes and control tokens."""
+    write_tiny(folder, TinySpec())
+    bytemodel.tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@dataclass
+class Answer:
+    """One answer as the client got it."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: gateway_pb2.Finish | None = None
+
+
+@dataclass
+class WholeStack:
+    """The gateway's stub, and the servicers of the workers in this process."""
+
+    model: Path
+    stub: Any
+    discovery: str
+    transport: str
+    workers: dict[str, Any]
+    services: AsyncExitStack
+
+    async def stream(self, tokens: Sequence[int], sampling: SamplingParams) -> AsyncGenerator[Any, None]:
+        """The replies to one prompt; their indexes are dense. Closed early, it leaves."""
+        request = gateway_pb2.GatewayServiceGenerateRequest(
+            model=self.model.name, token_ids=gateway_pb2.TokenIds(ids=tokens), sampling=pack_sampling(sampling)
+        )
+        due, call = 0, self.stub.Generate(request, timeout=60)
+        try:
+            async for reply in call:
+                assert reply.first_index == due
+                due += len(reply.token_ids)
+                yield reply
+        finally:
+            call.cancel()
+
+    async def ask(self, tokens: Sequence[int], sampling: SamplingParams) -> Answer:
+        answer = Answer()
+        async for reply in self.stream(tokens, sampling):
+            answer.tokens += reply.token_ids
+            answer.logprobs += [logprob.logprob for logprob in reply.logprobs]
+            answer.finish = reply.finish if reply.HasField("finish") else None
+        return answer
+
+    def held(self) -> dict[str, int]:
+        """What the workers of this process hold now."""
+        left: dict[str, int] = {}
+        for name, servicer in self.workers.items():
+            stats = servicer.core.engine.engine.stats()
+            for what in ("waiting", "running", "held", "reserved", "loading", "blocks_held", "slots_held"):
+                left[f"{name} {what}"] = getattr(stats, what)
+            if name.startswith("decode"):
+                left[f"{name} tickets"] = servicer.desk.open
+        return {what: count for what, count in left.items() if count}
+
+    async def until_idle(self, within_s: float) -> None:
+        """Raises AssertionError naming what is still held."""
+        for _ in range(round(within_s * 100)):
+            if not self.held():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"still held: {self.held()}")
+
+    async def until_decodes(self, count: int) -> None:
+        """Returns once the gateway would use `count` decode workers."""
+        async with asyncio.timeout(20.0):
+            while await self._decodes() != count:  # noqa: ASYNC110  the gateway's view
+                await asyncio.sleep(0.02)
+
+    async def _decodes(self) -> int:
+        models = (await self.stub.ListModels(gateway_pb2.ListModelsRequest())).models
+        return sum(model.decode_workers for model in models)
+
+    async def start_decode(self) -> None:
+        """One more decode worker in this process."""
+        settings = DecodeSettings(model=self.model, discovery=self.discovery, transport=self.transport, **WORKER)
+        name = f"decode-{len(self.workers)}"
+        _, self.workers[name] = await _start(self.services, settings, decode_service.build)
+
+    @asynccontextmanager
+    async def decode_process(self, log_dir: Path, *arguments: str) -> AsyncIterator[procs.Process]:
+        """One more decode worker, in a process of its own, as the gateway sees it from here on."""
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in WORKER.items() if value is not True]
+        command = procs.python(
+            *("-m", "services.decode", "--model", str(self.model), "--discovery", "memory://child"),
+            *("--transport", self.transport, "--batch-invariant", *flags, *arguments),
+        )
+        with procs.spawn(command, log_dir / "decode.log") as child:
+            address = (await asyncio.to_thread(child.json, 60.0))["address"]
+            async with open_discovery(self.discovery).register(await _member(address)):
+                yield child
+
+
+async def _member(address: str) -> MemberInfo:
+    async with grpc.aio.insecure_channel(address) as channel:
+        info = await decode_pb2_grpc.DecodeServiceStub(channel).Info(decode_pb2.DecodeServiceInfoRequest())
+    return MemberInfo("decode", info.instance, address, info.epoch, model=info.model.name)
+
+
+@asynccontextmanager
+async def whole_stack(
+    model: Path, decodes: int = 2, transport: str = "inproc://", **gateway: Any
+) -> AsyncIterator[WholeStack]:
+    """Starts everything over `model` and waits until the gateway uses all of it."""
+    url = f"memory://{uuid4().hex}"
+    common = {"model": model, "discovery": url, "transport": transport, **WORKER}
+    async with AsyncExitStack() as stack:
+        workers: dict[str, Any] = {}
+        await _start(stack, RecipeSettings(discovery=url, model=model), build_recipe)
+        _, workers["prefill"] = await _start(stack, PrefillSettings(**common, kvstore=False), prefill_service.build)
+        settings = GatewaySettings(discovery=url, http="127.0.0.1:0", coalesce_ms=0, **gateway)
+        address, _ = await _start(stack, settings, build_gateway)
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+        running = WholeStack(model, gateway_pb2_grpc.GatewayServiceStub(channel), url, transport, workers, stack)
+        for _ in range(decodes):
+            await running.start_decode()
+        await running.until_decodes(decodes)
+        yield running
+
+
+async def _start(stack: AsyncExitStack, settings: Any, build: Any) -> tuple[str, Any]:
+    """Address and servicer of one service."""
+    built: list[Service] = []
+
+    @asynccontextmanager
+    async def capturing(settings: Any) -> AsyncIterator[Service]:
+        async with build(settings) as service:
+            built.append(service)
+            yield service
+
+    chassis = Chassis(settings, capturing)
+    stack.push_async_callback(chassis.close)
+    ready = await chassis.start()
+    return ready.address, built[0].servicers[0][1]
