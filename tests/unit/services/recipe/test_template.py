@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from services.recipe import choice, options
 from services.recipe.dialect import Dialect, Rendered
 from services.recipe.settings import RecipeSettings
 from tests.support import templatemodel as given
+
+DOCUMENTATION = Path(__file__).parents[4] / "docs" / "recipe.md"
 
 Open = Callable[..., Dialect]
 
@@ -242,6 +245,20 @@ def test_a_prompt_beyond_the_context_ends_the_template_early(opened: Open) -> No
     with pytest.raises(InvalidArgument) as caught:
         render(dialect, TALK)
     assert caught.value.field == "messages" and "holds 8192" in caught.value.message
+
+
+def test_the_template_of_the_documentation_renders_v32s_form(opened: Open) -> None:
+    [template] = re.findall(r"```jinja\n(.*?)```", DOCUMENTATION.read_text(encoding="utf-8"), flags=re.DOTALL)
+    dialect = opened(template)
+    expected = "{bos}be<｜User｜>hi<｜Assistant｜></think>on{eos}<｜User｜>the<｜Assistant｜>{think}"
+    talk = [("system", "be"), ("user", "hi"), ("assistant", "on"), ("user", "the")]
+    messages = [{"role": role, "content": text} for role, text in talk]
+    for kind, think in (("enabled", "<think>"), ("disabled", "</think>")):
+        rendered = render(dialect, messages, thinking={"type": kind})
+        assert rendered.token_ids == given.encode(expected.format(bos=given.BOS, eos=given.EOS, think=think))
+        assert rendered.thinking is (kind == "enabled")
+    with pytest.raises(InvalidArgument, match="no tools"):
+        render(dialect, messages, tools=TOOLS)
 
 
 def test_plain_text_begins_as_the_tokenizer_config_says(opened: Open) -> None:
