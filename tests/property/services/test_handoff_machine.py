@@ -393,6 +393,7 @@ class HandoffMachine(RuleBasedStateMachine):
     def drain(self) -> None:
         self.desk.drain()
         self.draining = True
+        self.reserve(8, 0)
 
     # --- what holds after every step -------------------------------------------------------------------------------
 
