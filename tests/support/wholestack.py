@@ -11,8 +11,9 @@ from typing import Any
 from uuid import uuid4
 
 import grpc
+from tokenizers import AddedToken, Tokenizer
 
-from engine.families.v4.tiny import TinySpec, write_tiny
+from engine.families.v4.tiny import TINY, TinySpec, write_tiny
 from engine.sampling.params import SamplingParams
 from fabric.discovery import MemberInfo, open_discovery
 from fabric.server import Chassis, Service
@@ -32,9 +33,12 @@ WORKER = {"batch_invariant": True, "kv_memory_mb": 64, "landing_mb": 32, "chunk_
 
 
 def write_model(folder: Path) -> Path:
-    """A tiny V4 whose tokenizer is bytes and control tokens."""
+    """A tiny V4 whose tokenizer is bytes, control tokens, and as many unused ones as its vocabulary has room for."""
     write_tiny(folder, TinySpec())
-    bytemodel.tokenizer().save(str(folder / "tokenizer.json"))
+    built = Tokenizer.from_str(bytemodel.tokenizer().to_str())
+    unused = range(int(TINY["vocab_size"]) - built.get_vocab_size())
+    built.add_special_tokens([AddedToken(f"<|unused {index}|>", special=True, normalized=False) for index in unused])
+    built.save(str(folder / "tokenizer.json"))
     return folder
 
 

@@ -15,7 +15,7 @@ import pytest
 from fabric.errors import DataLoss, Exhausted, ServiceError, StaleTicket, Unavailable
 from protos.deepinfer.v1 import common_pb2, decode_pb2, gateway_pb2, gateway_pb2_grpc
 from tests.support import bytemodel, fakeworkers
-from tests.support.frontstack import FrontStack, events, front_stack
+from tests.support.frontstack import FrontStack, events, front_stack, until
 
 KINDS = (Unavailable, DataLoss, StaleTicket, lambda text: Exhausted(text, retry_after_s=0.01))
 STREAMS = 200
@@ -135,3 +135,31 @@ async def test_a_client_that_leaves_while_its_answer_moves_frees_everything(two_
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     await stack.until_idle(0.5)
+
+
+@pytest.mark.parametrize("side", ["prefills", "decodes"])
+async def test_of_400_requests_none_fails_when_one_of_two_workers_dies_halfway(
+    two_pairs: FrontStack, side: str
+) -> None:
+    """Promises 17 and 18: 8 clients, 50 requests each."""
+    stack, answered, statuses = two_pairs, 0, list[int]()
+    tokens = [*bytemodel.encode("</think>abcdefghij"), bytemodel.EOS]
+    stack.script.answer, stack.script.pause_s = (lambda prompt: tokens), 0.001
+    halfway = asyncio.Event()
+
+    async def client(number: int) -> None:
+        nonlocal answered
+        for _ in range(50):
+            reply = await stack.chat(f"client {number}")
+            statuses.append(reply.status_code)
+            assert reply.json()["choices"][0]["message"]["content"] == "abcdefghij"
+            answered += 1
+            if answered == 200:
+                halfway.set()
+
+    asking = asyncio.gather(*(client(number) for number in range(8)))
+    await halfway.wait()
+    await getattr(stack, side)[0].kill()
+    await asking
+    assert statuses == [200] * 400
+    await until(lambda: not stack.decodes[1].worker.tickets, 1.0)
