@@ -248,5 +248,8 @@ def _settler(shares: Iterable[tuple[_Entry, int]]) -> Callable[[], None]:
     return settle
 
 
-def _incarnation(member: MemberInfo) -> common_pb2.Incarnation:
+def _incarnation(member: MemberInfo) -> common_pb2.Incarnation | None:
+    """None where discovery knows addresses alone: a wrong name would make decode deaf to the writer."""
+    if not member.epoch:
+        return None
     return common_pb2.Incarnation(instance=member.instance, epoch=member.epoch, process=member.process)

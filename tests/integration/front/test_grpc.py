@@ -114,3 +114,12 @@ async def test_a_client_that_cancels_frees_everything(stack: FrontStack, stub: A
     running.cancel()
     await stack.until_idle(0.2)
     assert await running.code() is grpc.StatusCode.CANCELLED
+
+
+async def test_a_reservation_names_the_prefill_that_will_write_and_the_decode_that_is_meant(
+    stack: FrontStack, stub: Any
+) -> None:
+    stack.script.answer = lambda prompt: [*bytemodel.encode("x"), bytemodel.EOS]
+    assert [reply async for reply in stream(stub.Chat, chat())]
+    [reserve] = [request for served in stack.decodes for request in served.worker.reserves[-1:]][:1]
+    assert (reserve.writer.instance, reserve.writer.epoch, reserve.epoch) == ("prefill-0", 7, 7)

@@ -13,7 +13,7 @@ from fabric.discovery import MemberInfo, open_discovery
 from fabric.errors import NotFound, Unavailable
 from fabric.lifecycle import background
 from services.gateway.follower import Patience
-from services.gateway.pool import Pool
+from services.gateway.pool import Pool, _incarnation
 from services.gateway.router import Router
 from tests.support.frontstack import until
 
@@ -58,3 +58,9 @@ async def test_a_model_that_no_worker_names_is_unknown() -> None:
         with pytest.raises(NotFound) as caught:
             pool.limits("m")
         assert caught.value.field == "model"
+
+
+def test_a_reservation_names_its_writer_only_where_discovery_knows_incarnations() -> None:
+    named = _incarnation(MemberInfo("prefill", "p", NOBODY_LISTENS, 7, process="b n p 1 2"))
+    assert named is not None and (named.instance, named.epoch, named.process) == ("p", 7, "b n p 1 2")
+    assert _incarnation(MemberInfo("prefill", "p", NOBODY_LISTENS, 0)) is None
