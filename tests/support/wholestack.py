@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -60,6 +60,7 @@ class WholeStack:
     discovery: str
     transport: str
     workers: dict[str, Any]
+    addresses: list[tuple[str, str]]  # service, host:port
     services: AsyncExitStack
 
     async def stream(self, tokens: Sequence[int], sampling: SamplingParams) -> AsyncGenerator[Any, None]:
@@ -113,11 +114,24 @@ class WholeStack:
         models = (await self.stub.ListModels(gateway_pb2.ListModelsRequest())).models
         return sum(model.decode_workers for model in models)
 
-    async def start_decode(self) -> None:
+    async def start_decode(self, **settings: Any) -> None:
         """One more decode worker in this process."""
-        settings = DecodeSettings(model=self.model, discovery=self.discovery, transport=self.transport, **WORKER)
-        name = f"decode-{len(self.workers)}"
-        _, self.workers[name] = await _start(self.services, settings, decode_service.build)
+        common = {"model": self.model, "discovery": self.discovery, "transport": self.transport, **WORKER}
+        address, servicer = await _start(self.services, DecodeSettings(**common, **settings), decode_service.build)
+        self.workers[f"decode-{len(self.workers) - 1}"] = servicer
+        self.addresses.append(("decode", address))
+
+    @asynccontextmanager
+    async def gateway_process(self, log_dir: Path) -> AsyncIterator[tuple[procs.Process, WholeStack]]:
+        """One more gateway, in a process of its own, and this stack as seen through it."""
+        discovery = "static://" + ",".join(f"{service}={address}" for service, address in self.addresses)
+        command = procs.python("-m", "services.gateway", "--discovery", discovery, "--http", "127.0.0.1:0")
+        with procs.spawn([*command, "--coalesce-ms", "0"], log_dir / "gateway.log") as child:
+            address = (await asyncio.to_thread(child.json, 60.0))["address"]
+            async with grpc.aio.insecure_channel(address) as channel:
+                seen = replace(self, stub=gateway_pb2_grpc.GatewayServiceStub(channel))
+                await seen.until_decodes(sum(service == "decode" for service, _ in self.addresses))
+                yield child, seen
 
     @asynccontextmanager
     async def decode_process(self, log_dir: Path, *arguments: str) -> AsyncIterator[procs.Process]:
@@ -148,12 +162,15 @@ async def whole_stack(
     common = {"model": model, "discovery": url, "transport": transport, **WORKER}
     async with AsyncExitStack() as stack:
         workers: dict[str, Any] = {}
-        await _start(stack, RecipeSettings(discovery=url, model=model), build_recipe)
-        _, workers["prefill"] = await _start(stack, PrefillSettings(**common, kvstore=False), prefill_service.build)
+        recipe, _ = await _start(stack, RecipeSettings(discovery=url, model=model), build_recipe)
+        prefill_settings = PrefillSettings(**common, kvstore=False)
+        prefill, workers["prefill"] = await _start(stack, prefill_settings, prefill_service.build)
+        addresses = [("recipe", recipe), ("prefill", prefill)]
         settings = GatewaySettings(discovery=url, http="127.0.0.1:0", coalesce_ms=0, **gateway)
         address, _ = await _start(stack, settings, build_gateway)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
-        running = WholeStack(model, gateway_pb2_grpc.GatewayServiceStub(channel), url, transport, workers, stack)
+        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+        running = WholeStack(model, stub, url, transport, workers, addresses, stack)
         for _ in range(decodes):
             await running.start_decode()
         await running.until_decodes(decodes)

@@ -54,7 +54,7 @@ async def test_leaving_at_any_line_frees_every_worker(model: Path) -> None:
             await asyncio.sleep(0.1)  # time in which a worker that goes on would take hundreds of steps
             assert steps(stack) - before <= 1, point
         print({point: f"{seconds * 1000:.0f} ms" for point, seconds in took.items()})
-        assert max(took.values()) <= 1.0
+        assert max(took.values()) <= 0.5  # 200 ms are promised where nothing else runs
         short = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
         expected = await asyncio.to_thread(Oracle(model).answer, PROMPT, short)
         assert (await stack.ask(PROMPT, short)).tokens == expected
