@@ -1,4 +1,4 @@
-"""A fake decode worker in a process of its own, to be killed, frozen or kept busy: `hold S` on its input does that."""
+"""A fake worker in a process of its own, to be killed, frozen or kept busy: `hold S` on its input does that."""
 
 from __future__ import annotations
 
@@ -26,28 +26,33 @@ def counted(prompt: Sequence[int]) -> list[int]:
 
 
 @asynccontextmanager
-async def decode_process(stack: FrontStack, log: Path, pause_s: float) -> AsyncIterator[procs.Process]:
-    """A child that the stack's gateway knows and, for now, prefers: all others say that they drain."""
-    command = procs.python("-m", "tests.support.fakeprocess", "decode-child", str(pause_s))
+async def worker_process(
+    stack: FrontStack, log: Path, service: str = "decode", pause_s: float = 0.0
+) -> AsyncIterator[procs.Process]:
+    """A child that the stack's gateway knows and, for now, prefers: all others say that they drain.
+
+    A decode pauses after each token; a prefill takes prompts and never gets done with one.
+    """
+    command = procs.python("-m", "tests.support.fakeprocess", service, str(pause_s))
     with procs.spawn(command, log) as child:
         address = (await asyncio.to_thread(child.json))["address"]
-        member = MemberInfo("decode", "decode-child", address, EPOCH, model=fakeworkers.MODEL)
+        member = MemberInfo(service, f"{service}-child", address, EPOCH, model=fakeworkers.MODEL)
         async with open_discovery(stack.discovery).register(member):
-            await drain_others(stack, draining=True)
+            await drain_others(stack, draining=True, service=service)
             yield child
 
 
-async def drain_others(stack: FrontStack, draining: bool) -> None:
+async def drain_others(stack: FrontStack, draining: bool, service: str = "decode") -> None:
     """The workers beside the child take work, or none."""
-    for served in stack.decodes:
+    for served in stack.decodes if service == "decode" else stack.prefills:
         await served.worker.report(draining=draining)
         await served.worker.heard()
 
 
-async def _serve(instance: str, pause_s: float) -> None:
+async def _serve(service: str, pause_s: float) -> None:
     async with AsyncExitStack() as stack:
-        script = Script(answer=counted, pause_s=pause_s)
-        served = await fakeworkers.serve(stack, open_discovery("memory://child"), "decode", script, instance)
+        script = Script(answer=counted, pause_s=pause_s, gates={"prefill": asyncio.Event()})
+        served = await fakeworkers.serve(stack, open_discovery("memory://child"), service, script, f"{service}-child")
         print(json.dumps({"address": served.address}), flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             command, _, argument = line.partition(" ")

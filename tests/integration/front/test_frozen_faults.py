@@ -1,4 +1,4 @@
-"""Decode workers in processes of their own: killed, frozen and merely busy (promises 10, 15 and 16)."""
+"""Workers in processes of their own: killed, frozen and merely busy (promises 10, 15, 16 and 18)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 import pytest_asyncio
 
 from protos.deepinfer.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.support import bytemodel, fakeworkers
-from tests.support.fakeprocess import counted, decode_process, drain_others
-from tests.support.frontstack import FrontStack, front_stack
+from tests.support.fakeprocess import counted, drain_others, worker_process
+from tests.support.frontstack import FrontStack, front_stack, until
 
 PAUSE_S = 0.02
 
@@ -68,14 +69,15 @@ async def stub(stack: FrontStack) -> AsyncIterator[Any]:
         yield gateway_pb2_grpc.GatewayServiceStub(channel)
 
 
-async def decode_workers(stub: Any) -> int:
-    """Decode workers that the gateway would give work to."""
-    return sum(model.decode_workers for model in (await stub.ListModels(gateway_pb2.ListModelsRequest())).models)
+async def workers(stub: Any, side: str = "decode_workers") -> int:
+    """Workers that the gateway would give work to."""
+    models = (await stub.ListModels(gateway_pb2.ListModelsRequest())).models
+    return sum(getattr(model, side) for model in models)
 
 
-async def workers_become(stub: Any, count: int, within_s: float) -> None:
+async def workers_become(stub: Any, count: int, within_s: float, side: str = "decode_workers") -> None:
     async with asyncio.timeout(within_s):
-        while await decode_workers(stub) != count:  # noqa: ASYNC110  another party's view
+        while await workers(stub, side) != count:  # noqa: ASYNC110  another party's view
             await asyncio.sleep(0.01)
 
 
@@ -97,7 +99,7 @@ async def begun(stack: FrontStack, stub: Any) -> Reading:
 
 
 async def test_a_killed_worker_costs_its_stream_nothing(stack: FrontStack, stub: Any, tmp_path: Path) -> None:
-    async with decode_process(stack, tmp_path / "child.log", PAUSE_S) as child:
+    async with worker_process(stack, tmp_path / "child.log", pause_s=PAUSE_S) as child:
         reading = await begun(stack, stub)
         child.kill()
         at = time.monotonic()
@@ -109,7 +111,7 @@ async def test_a_killed_worker_costs_its_stream_nothing(stack: FrontStack, stub:
 async def test_a_frozen_worker_loses_its_streams_within_3_s_and_its_place_within_2(
     stack: FrontStack, stub: Any, tmp_path: Path
 ) -> None:
-    async with decode_process(stack, tmp_path / "child.log", PAUSE_S) as child:
+    async with worker_process(stack, tmp_path / "child.log", pause_s=PAUSE_S) as child:
         reading = await begun(stack, stub)
         await asyncio.to_thread(child.freeze)
         at = time.monotonic()
@@ -126,7 +128,7 @@ async def test_a_frozen_worker_loses_its_streams_within_3_s_and_its_place_within
 
 
 async def test_an_idle_worker_that_freezes_gets_no_work_after_2_s(stack: FrontStack, stub: Any, tmp_path: Path) -> None:
-    async with decode_process(stack, tmp_path / "child.log", PAUSE_S) as child:
+    async with worker_process(stack, tmp_path / "child.log", pause_s=PAUSE_S) as child:
         await workers_become(stub, 1, 5.0)
         await Reading(stub).whole()
         await drain_others(stack, draining=False)
@@ -143,14 +145,31 @@ async def test_an_idle_worker_that_freezes_gets_no_work_after_2_s(stack: FrontSt
 async def test_a_worker_that_holds_its_interpreter_for_4_s_keeps_stream_and_place(
     stack: FrontStack, stub: Any, tmp_path: Path
 ) -> None:
-    async with decode_process(stack, tmp_path / "child.log", PAUSE_S) as child:
+    async with worker_process(stack, tmp_path / "child.log", pause_s=PAUSE_S) as child:
         reading = await begun(stack, stub)
         child.tell("hold 4")
         at = time.monotonic()
         assert (await asyncio.to_thread(child.json))["held"]
         releasing = asyncio.create_task(asyncio.to_thread(child.json))
         while not releasing.done():
-            assert await decode_workers(stub) == 2
+            assert await workers(stub) == 2
             await asyncio.sleep(0.05)
         await reading.whole()
     assert reading.gap_s(at) >= 3.5 and await failures(stack) == ""
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+async def test_a_prompt_leaves_a_prefill_that_dies_or_freezes_within_3_s(
+    stack: FrontStack, stub: Any, tmp_path: Path, how: str
+) -> None:
+    async with worker_process(stack, tmp_path / "child.log", "prefill") as child:
+        await workers_become(stub, 1, 5.0, "prefill_workers")
+        reading = Reading(stub)
+        await until(lambda: bool(stack.decodes[0].worker.reserves), 5.0)
+        await drain_others(stack, draining=False, service="prefill")
+        await workers_become(stub, 2, 5.0, "prefill_workers")
+        await asyncio.to_thread(getattr(child, how))
+        at = time.monotonic()
+        await reading.reached(1)
+        assert time.monotonic() - at <= 3.0
+        await reading.whole()

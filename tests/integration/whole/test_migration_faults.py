@@ -65,8 +65,11 @@ def finished(stack: WholeStack) -> int:
     return sum(servicer.core.engine.engine.stats().finished for servicer in decodes)
 
 
-async def test_kill_9_of_a_decode_process_changes_no_token(model: Path, oracle: Oracle, tmp_path: Path) -> None:
-    """Two streams on one process that is killed; the other decode comes while they run."""
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+async def test_kill_9_or_freezing_of_a_decode_process_changes_no_token(
+    model: Path, oracle: Oracle, tmp_path: Path, how: str
+) -> None:
+    """Two streams on one process that dies or stands still; the other decode comes while they run."""
     samplings = [replace(sampling, max_tokens=100) for sampling in (GREEDY, SEEDED)]
     expected = [await asyncio.to_thread(oracle.answer, PROMPT, sampling) for sampling in samplings]
     async with whole_stack(model, decodes=0, transport="ucx://") as stack:
@@ -77,7 +80,7 @@ async def test_kill_9_of_a_decode_process_changes_no_token(model: Path, oracle: 
             await stack.until_decodes(2)
             assert not any(task.done() for task in asking)
             before = finished(stack)
-            child.kill()
+            await asyncio.to_thread(getattr(child, how))
             answers = await asyncio.gather(*asking)
         for answer, tokens in zip(answers, expected, strict=True):
             assert answer.tokens == tokens
