@@ -71,7 +71,7 @@ class Folder:
     def _open(self, name: str) -> Shard:
         path = self.path / name
         if not path.is_file():
-            raise CheckpointError("the index names this file, but it is missing", file=path, fix="download the shard")
+            raise CheckpointError("this shard is missing, or is no file", file=path, fix="download the shard")
         return Shard(path)
 
     def _places(self) -> dict[str, str]:

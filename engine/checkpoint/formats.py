@@ -43,7 +43,8 @@ def fp8_blocks(weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]
     wanted = tuple(-(-n // b) for n, b in zip(weight.shape, block, strict=True))
     if tuple(scale.shape) != wanted:
         raise FormatError(f"scales {list(scale.shape)} do not fit blocks of {list(block)}: {list(wanted)} are needed")
-    values, factors = weight.to(torch.float32), scale_values(scale).repeat_interleave(block[1], 1)
+    step = min(block[1], weight.shape[1])  # a block may be larger than the matrix
+    values, factors = weight.to(torch.float32), scale_values(scale).repeat_interleave(step, 1)
     for row, factor in enumerate(factors[:, : weight.shape[1]]):
         values[row * block[0] : (row + 1) * block[0]] *= factor
     return values

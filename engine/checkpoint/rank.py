@@ -93,9 +93,11 @@ def part_of(name: str, split: Split, shape: tuple[int, ...], unit: tuple[int, in
     rows = range(shape[0] if shape else 1)
     if split in (Split.WHOLE, Split.EXPERT) or rank.tensor_ranks == 1:
         return Part(rows)
+    dimension = 1 if split is Split.COLUMNS else 0
+    if dimension >= len(shape):
+        raise CannotSplit(f"its shape {list(shape)} has nothing to divide", field=name, fix="use one tensor rank")
     if split is Split.TABLE and unit[0] == 1:
         return Part(share(shape[0], rank.tensor_rank, rank.tensor_ranks))
-    dimension = 1 if split is Split.COLUMNS else 0
     size, ranks = shape[dimension], rank.tensor_ranks
     if size % ranks or size // ranks % unit[dimension]:
         kind, step = ("rows", "columns")[dimension], unit[dimension]

@@ -45,15 +45,8 @@ class Reader:
 
     def floats(self, name: str, *shape: int) -> torch.Tensor:
         """A weight as fp32 of this shape, dequantized if it is stored quantized (its scale is `*.scale`)."""
+        kind = self._fitting(name, shape)
         stored = self._take(name)
-        kind = self._folder.stored(stored)
-        if kind in _INTEGER:
-            raise self._error(name, f"stored as {kind}, numbers are expected", "convert the checkpoint again")
-        found = self._folder.shape(stored)
-        if len(found) == len(shape) == 2 and kind in PACKED:
-            found = (found[0], found[1] * 2)
-        if found != shape:
-            raise self._error(name, f"shape {list(found)}, but the config asks for {list(shape)}", _ANOTHER)
         weight = read(self._folder, stored)
         value = weight.to(torch.float32) if kind in FLOATS else self._dequantized(name, kind, weight)
         if not bool(torch.isfinite(value).all()):
@@ -62,7 +55,7 @@ class Reader:
 
     def stack(self, names: Sequence[str], *shape: int, then: Sequence[torch.Tensor] = ()) -> torch.Tensor:
         """Weights of one shape [len(names) + len(then), *shape], in bf16 where that holds every value, else fp32."""
-        kinds = {self._folder.stored(self._stored[name]) for name in names if name in self._stored}
+        kinds = {self._fitting(name, shape) for name in names}  # all, before room for them is taken
         exact = kinds <= _BF16_HOLDS and all(torch.equal(weight.to(torch.bfloat16).float(), weight) for weight in then)
         stacked = torch.empty(len(names) + len(then), *shape, dtype=torch.bfloat16 if exact else torch.float32)
         for i, name in enumerate(names):
@@ -109,13 +102,30 @@ class Reader:
             message = f"unknown tensor ({len(self._left)} of them)"
             raise self._error(name, message, "remove it, or serve a model type that has it")
 
-    def _take(self, name: str) -> str:
+    def _fitting(self, name: str, shape: tuple[int, ...]) -> str:
+        """The stored type of a weight that is there and has this shape."""
+        stored = self._at(name)
+        kind, found = self._folder.stored(stored), self._folder.shape(stored)
+        if kind in _INTEGER:
+            raise self._error(name, f"stored as {kind}, numbers are expected", "convert the checkpoint again")
+        if len(found) == len(shape) == 2 and kind in PACKED:
+            found = (found[0], found[1] * 2)
+        if found != shape:
+            raise self._error(name, f"shape {list(found)}, but the config asks for {list(shape)}", _ANOTHER)
+        return kind
+
+    def _at(self, name: str) -> str:
+        """The stored name of a tensor that must be there."""
         if name not in self._stored:
             fix = "download the missing shard, or use the config.json that belongs to these weights"
             raise CheckpointError("the tensor is missing", file=self._folder.path, item=name, fix=fix)
-        self._left.discard(name)
-        self._meter.add(self._folder.num_bytes(self._stored[name]))
         return self._stored[name]
+
+    def _take(self, name: str) -> str:
+        stored = self._at(name)
+        self._left.discard(name)
+        self._meter.add(self._folder.num_bytes(stored))
+        return stored
 
     def _dequantized(self, name: str, kind: str, weight: torch.Tensor) -> torch.Tensor:
         scale_of = scale_name(name)

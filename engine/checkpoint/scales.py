@@ -11,6 +11,12 @@ from engine.checkpoint.header import Entry
 FP4_GROUP = 32  # inputs that share one E8M0 scale
 PACKED = ("I8", "U8")  # two FP4 values to a byte
 FLOATS = ("F32", "F16", "BF16")
+_KNOWN = {
+    "quant_method": ("fp8",),
+    "fmt": ("e4m3", "float8_e4m3fn"),
+    "scale_fmt": ("ue8m0", "float"),
+    "expert_dtype": ("fp4", "fp8"),
+}
 SCALE_TYPES = ("F8_E8M0", "U8", *FLOATS)
 
 
@@ -26,8 +32,15 @@ def quantization(config: dict[str, Any]) -> Quantization:
     settings = config.get("quantization_config")
     if not settings:
         return Quantization(None)
-    block = settings.get("weight_block_size") if isinstance(settings, dict) else None
-    if not (isinstance(block, list) and len(block) == 2 and all(isinstance(b, int) and b > 0 for b in block)):
+    if not isinstance(settings, dict):
+        item, fix = "quantization_config", "restore config.json"
+        raise CheckpointError(f"{settings!r} is not a section", file="config.json", item=item, fix=fix)
+    for key, known in _KNOWN.items():
+        if (given := settings.get(key)) is not None and given not in known:
+            item, fix = f"quantization_config.{key}", f"convert the weights: {' or '.join(known)} is read here"
+            raise CheckpointError(f"{given!r} is an unknown format", file="config.json", item=item, fix=fix)
+    block = settings.get("weight_block_size")
+    if not (isinstance(block, list) and len(block) == 2 and all(type(b) is int and b > 0 for b in block)):
         item, fix = "quantization_config.weight_block_size", "give two positive sizes, for example [128, 128]"
         raise CheckpointError(f"{block!r} is not a block size", file="config.json", item=item, fix=fix)
     return Quantization((block[0], block[1]))

@@ -21,12 +21,21 @@ class Naming:
     upstream: Callable[[str], str]
     rules: tuple[Rule, ...]
 
+    def stored(self, folder: Folder) -> dict[str, str]:
+        """Upstream name -> stored name. Raises CheckpointError for a tensor that is stored under two names."""
+        found: dict[str, str] = {}
+        for name in folder.names:
+            if (first := found.setdefault(self.upstream(name), name)) != name:
+                message = f"stored twice, also as {first}"
+                raise CheckpointError(message, file=folder.file(name), item=name, fix="keep one of the two")
+        return found
+
 
 def experts_of(config: dict[str, Any]) -> int:
     """Routed experts of a model. Raises CheckpointError naming the key."""
     text = config.get("text_config", config)
     found = text.get("n_routed_experts") if isinstance(text, dict) else None
-    if not isinstance(found, int) or found < 1:
+    if type(found) is not int or found < 1:
         message = f"{found!r} is not a positive integer"
         raise CheckpointError(message, file="config.json", item="n_routed_experts", fix="restore config.json")
     return found
@@ -38,7 +47,7 @@ def parts(folder: Folder, naming: Naming, rank: Rank) -> dict[str, Part]:
     Raises CheckpointError naming file and tensor for a name that the family does not have, for scales that do not fit
     their weight, and for a tensor that does not divide into whole blocks.
     """
-    stored = {naming.upstream(name): name for name in folder.names}
+    stored = naming.stored(folder)
     block, experts = quantization(folder.config).block, experts_of(folder.config)
     mine = share(experts, rank.expert_rank, rank.expert_ranks)
     found: dict[str, Part] = {}

@@ -31,7 +31,8 @@ class RowTable:
 
 def scaled_table(weight: torch.Tensor, scale: torch.Tensor) -> RowTable:
     """FP8 rows with E8M0 scales. Raises FormatError unless every row has whole blocks and no scale is NaN."""
-    if scale.dtype != torch.uint8 or scale.dim() != 2 or len(scale) != len(weight) or weight.shape[1] % scale.shape[1]:
+    fits = scale.dtype == torch.uint8 and scale.dim() == 2 and len(scale) == len(weight) and scale.shape[1]
+    if not fits or weight.shape[1] % scale.shape[1]:
         raise FormatError(f"scales {scale.dtype} {list(scale.shape)} do not fit rows {list(weight.shape)}")
     for part in scale.split(max(1, _CHECKED_AT_ONCE // scale.shape[1])):
         if bool((part == 255).any()):

@@ -14,15 +14,17 @@ from typing import Any
 from engine.checkpoint.document import read_json
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.folder import Folder
-from engine.checkpoint.rank import Rank
+from engine.checkpoint.rank import Rank, expert_of
 from engine.checkpoint.scales import is_quantized, scale_name
-from engine.checkpoint.sharding import Naming, parts
+from engine.checkpoint.sharding import Naming, experts_of, parts
+from engine.families.fields import is_integer
 from engine.families.registry import package_of
 
 TOKENIZER = "tokenizer.json"
 _DOWNLOAD = "download the missing shard, or use the config.json that belongs to these weights"
 _ANOTHER = "use the config.json that belongs to these weights"
-_LAYER = re.compile(r"^layers\.(\d+)\.")
+_LAYER, _DRAFT = re.compile(r"^layers\.(\d+)\."), re.compile(r"^mtp\.(\d+)\.")
+_DRAFTS = ("num_nextn_predict_layers", "num_mtp_layers")  # two spellings
 _LEAST_USED = 0.95  # of a vocabulary: V2 pads its by 2.3 %, V3 by 0.4 %
 
 
@@ -37,9 +39,10 @@ def check(folder: Folder) -> None:
     import_module(f"{package}.config").parse(folder.config)
     naming: Naming = import_module(f"{package}.names").NAMING
     parts(folder, naming, Rank())
-    stored = {naming.upstream(name): name for name in folder.names}
+    stored = naming.stored(folder)
     _check_scales(folder, stored)
     _check_layers(folder, stored)
+    _check_experts(folder, stored)
     check_tokenizer(folder)
 
 
@@ -54,13 +57,31 @@ def _check_layers(folder: Folder, stored: dict[str, str]) -> None:
     """Every layer of the config has tensors, and there are no more layers than the config has, drafts included."""
     text = folder.config.get("text_config", folder.config)
     layers = int(text["num_hidden_layers"])
-    drafts = max(int(text.get(key) or 0) for key in ("num_nextn_predict_layers", "num_mtp_layers"))  # two spellings
+    drafts = max(text[key] for key in _DRAFTS if is_integer(text.get(key))) if any(map(text.get, _DRAFTS)) else 0
     found = {int(match[1]): at for name, at in stored.items() if (match := _LAYER.match(name))}
     if missing := sorted(set(range(layers)) - set(found)):
         raise CheckpointError("the layer has no tensors", file=folder.path, item=f"layers.{missing[0]}", fix=_DOWNLOAD)
     if found and (last := max(found)) >= layers + drafts:
         message = f"unknown tensor: num_hidden_layers is {layers}"
         raise CheckpointError(message, file=folder.file(found[last]), item=found[last], fix=_ANOTHER)
+    for name, at in stored.items():
+        if (match := _DRAFT.match(name)) and int(match[1]) >= drafts:
+            message = f"unknown tensor: num_nextn_predict_layers is {drafts}"
+            raise CheckpointError(message, file=folder.file(at), item=at, fix=_ANOTHER)
+
+
+def _check_experts(folder: Folder, stored: dict[str, str]) -> None:
+    """Whatever one expert of a layer has, all of them have."""
+    every = set(range(experts_of(folder.config)))
+    having: dict[tuple[str, str], set[int]] = {}
+    for name in stored:
+        if (expert := expert_of(name)) is not None:
+            before, after = name.split(f".experts.{expert}.", 1)
+            having.setdefault((before, after), set()).add(expert)
+    for (before, after), experts in having.items():
+        if missing := every - experts:
+            item = f"{before}.experts.{min(missing)}.{after}"
+            raise CheckpointError("the tensor is missing", file=folder.path, item=item, fix=_DOWNLOAD)
 
 
 def check_tokenizer(folder: Folder) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from engine.checkpoint.errors import CheckpointError
 from engine.families.yarn import Rope, Yarn
 
 _RESTORE = "restore the published config.json"
+MOST_LAYERS, MOST_EXPERTS = 512, 2048  # several times any published model, and few enough to list every tensor
+MOST_TIMES = 1024  # of whatever else is built or done once for each
+_MOST = (1 << 31) - 1
+_FP32 = (1.2e-38, 3.4e38)  # the least and the most that the compute type holds in full
 
 
 def refusal(key: str, message: str, fix: str = _RESTORE) -> CheckpointError:
@@ -29,20 +32,29 @@ class Fields:
             if value is not None and value not in known:
                 raise refusal(key, f"{value!r} is not supported", f"use {' or '.join(map(repr, known))}")
 
-    def count(self, key: str) -> int:
-        """A positive integer."""
+    def count(self, key: str, most: int = _MOST) -> int:
+        """A positive integer of at most `most`."""
         value = self.values.get(key)
         if not is_integer(value) or value < 1:
-            raise refusal(key, f"{value!r} is not a positive integer")
+            raise refusal(key, f"{_shown(value)} is not a positive integer")
+        if value > most:
+            raise refusal(key, f"{_shown(value)} is more than the {most:,} that are served")
         return int(value)
 
-    def count_or_zero(self, *keys: str) -> int:
-        """The first of `keys` that is given: an integer of at least 0. 0 if none is."""
+    def count_or_zero(self, *keys: str, most: int = _MOST) -> int:
+        """The first of `keys` that is given: an integer in 0 .. most. 0 if none is."""
         for key in keys:
             value = self.values.get(key)
             if value is not None:
-                return self.count(key) if value else 0
+                return 0 if is_integer(value) and value == 0 else self.count(key, most)
         return 0
+
+    def section(self, key: str) -> dict[str, Any]:
+        """An object; empty where the key is absent or null."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise refusal(key, f"{_shown(value)} is not a section")
+        return value or {}
 
     def whole(self, key: str, default: int, below: int) -> int:
         """An integer in 0 .. below - 1."""
@@ -54,8 +66,8 @@ class Fields:
     def number(self, key: str, default: float | None = None) -> float:
         """A positive, finite number."""
         value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise refusal(key, f"{value!r} is not a positive number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _FP32[0] <= value <= _FP32[1]:
+            raise refusal(key, f"{_shown(value)} is not a positive number")
         return float(value)
 
     def base(self, key: str, default: float | None = None) -> float:
@@ -117,6 +129,11 @@ def rope_of(theta: float, scaling: dict[str, Any], key: str) -> Rope:
     return Rope(
         theta, Yarn(read.number("factor"), original, read.number("beta_fast", 32.0), read.number("beta_slow", 1.0))
     )
+
+
+def _shown(value: object) -> str:
+    """A value as an error quotes it, cut short."""
+    return repr(value)[:100]
 
 
 def is_integer(value: Any) -> bool:

@@ -31,8 +31,8 @@ def architecture(config: dict[str, Any]) -> str:
     listed = list(named) if isinstance(named, list) else []
     typed = [name for name, (model_type, _) in _FAMILIES.items() if model_type == config.get("model_type")]
     for candidate in [*listed, *typed]:
-        if candidate in _FAMILIES:
-            return str(candidate)
+        if isinstance(candidate, str) and candidate in _FAMILIES:
+            return candidate
     message = f"{listed or config.get('model_type')!r} is not served here"
     fix = f"use a model of {', '.join(_FAMILIES)}"
     raise CheckpointError(message, file="config.json", item="architectures", fix=fix)

@@ -13,7 +13,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
+from torch.overrides import TorchFunctionMode
 
+from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.rank import Rule
 from engine.checkpoint.reader import Reader
 from engine.checkpoint.sharding import Naming
@@ -21,6 +23,8 @@ from engine.checkpoint.table import RowTable
 from engine.families.facts import Facts
 from engine.families.registry import package_of
 from kernels import Ops
+
+_MOST_NUMBERS = 1 << 48  # of one operand: 256 times the largest published table
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,8 @@ def read_model(config: dict[str, Any], stored: frozenset[str] | None = None) -> 
     package = package_of(config)
     naming: Naming = import_module(f"{package}.names").NAMING
     shapes = _Shapes(stored, naming.upstream)
-    facts: Facts = import_module(f"{package}.facts").read(config, cast(Reader, shapes), _NO_OPS)
+    with _ByShape():
+        facts: Facts = import_module(f"{package}.facts").read(config, cast(Reader, shapes), _NO_OPS)
     return Model(facts, shapes.complete, naming.upstream, naming.rules, shapes.elsewhere)
 
 
@@ -79,16 +84,13 @@ class _Shapes:
         return self._stored is None or any(name.startswith(prefix) for name in self._stored)
 
     def floats(self, name: str, *shape: int) -> torch.Tensor:
-        self.wanted.append(Wanted(name, shape))
-        return torch.empty(shape, device="meta")
+        return self._note([name], shape, False, shape)
 
     def stack(self, names: Sequence[str], *shape: int, then: Sequence[torch.Tensor] = ()) -> torch.Tensor:
-        self.wanted.extend(Wanted(name, shape) for name in names)
-        return torch.empty(len(names) + len(then), *shape, device="meta")
+        return self._note(names, shape, False, (len(names) + len(then), *shape))
 
     def integers(self, name: str, *shape: int, below: int) -> torch.Tensor:
-        self.wanted.append(Wanted(name, shape, integer=True))
-        return torch.empty(shape, dtype=torch.int64, device="meta")
+        return self._note([name], shape, True, shape)
 
     def table(self, name: str, rows: int, width: int) -> RowTable:
         return RowTable(self.floats(name, rows, width), None)
@@ -100,6 +102,32 @@ class _Shapes:
     def finish(self) -> None:
         """The builder has asked for everything: only now is the list complete."""
         self.complete = tuple(self.wanted)
+
+    def _note(
+        self, names: Sequence[str], shape: tuple[int, ...], integer: bool, answer: tuple[int, ...]
+    ) -> torch.Tensor:
+        if (size := math.prod(answer)) > _MOST_NUMBERS:
+            message, fix = f"{list(shape)}, as the config asks for, is too large", "restore the published config.json"
+            raise CheckpointError(f"{message}: {size:,} numbers", file="config.json", item=names[0], fix=fix)
+        self.wanted.extend(Wanted(name, shape, integer) for name in names)
+        return torch.empty(answer, dtype=torch.int64 if integer else torch.float32, device="meta")
+
+
+class _ByShape(TorchFunctionMode):
+    """What builders do with weights, by shape alone: without storage, torch would load its compiler for it (2 s)."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.cat and len(args) == 1:
+            (parts,) = args
+            return torch.empty(sum(map(len, parts)), *parts[0].shape[1:], device="meta")
+        if func in (torch.Tensor.div, torch.Tensor.__truediv__) and isinstance(args[1], float):
+            return args[0]
+        if func is torch.Tensor.__getitem__:
+            picked = args[1] if isinstance(args[1], tuple) else (args[1],)
+            args = args[0], tuple(slice(len(one)) if isinstance(one, list) else one for one in picked)
+        return func(*args, **(kwargs or {}))
 
 
 _NO_OPS = cast(Ops, SimpleNamespace(pack=lambda weights, rounds: weights))

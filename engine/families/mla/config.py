@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.families.fields import Fields, refusal
+from engine.families.fields import MOST_EXPERTS, MOST_LAYERS, MOST_TIMES, Fields, refusal
 from engine.families.mla.scaling import Rotary, rotary
 
 _SIGMOID = {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",)}
@@ -71,7 +71,7 @@ def parse(config: dict[str, Any]) -> MlaConfig:
     """Raises CheckpointError naming the key for anything missing, of the wrong kind, or of another family."""
     fields, model_type = Fields(config), model_type_of(config)
     fields.expect({**_SAME, **(_SOFTMAX if model_type == "deepseek_v2" else _SIGMOID)})
-    count, layers = fields.count, fields.count("num_hidden_layers")
+    count, layers = fields.count, fields.count("num_hidden_layers", MOST_LAYERS)
     parsed = MlaConfig(
         model_type=model_type,
         vocab_size=count("vocab_size"),
@@ -85,8 +85,8 @@ def parse(config: dict[str, Any]) -> MlaConfig:
         dense=_dense(fields, layers),
         dense_inner=count("intermediate_size"),
         expert_inner=count("moe_intermediate_size"),
-        experts=count("n_routed_experts"),
-        shared_experts=count("n_shared_experts"),
+        experts=count("n_routed_experts", MOST_EXPERTS),
+        shared_experts=count("n_shared_experts", MOST_TIMES),
         experts_per_token=count("num_experts_per_tok"),
         routing=_routing(fields, model_type),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
@@ -94,7 +94,7 @@ def parse(config: dict[str, Any]) -> MlaConfig:
         index=_indexing(fields, layers) if model_type == "deepseek_v32" else None,
         max_context_tokens=count("max_position_embeddings"),
         eos_token_ids=fields.tokens("eos_token_id"),
-        mtp_layers=fields.count_or_zero("num_nextn_predict_layers", "num_mtp_layers"),
+        mtp_layers=fields.count_or_zero("num_nextn_predict_layers", "num_mtp_layers", most=MOST_LAYERS),
     )
     _check(parsed, config)
     return parsed

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from engine.families.fields import Fields, refusal, rope_of
+from engine.families.fields import MOST_EXPERTS, MOST_LAYERS, MOST_TIMES, Fields, is_integer, refusal, rope_of
 from engine.families.yarn import Rope
 
 MECHANISMS: dict[str, tuple[object, ...]] = {  # of every published V4 and V4.1; another value would need other code
@@ -20,6 +20,8 @@ MECHANISMS: dict[str, tuple[object, ...]] = {  # of every published V4 and V4.1;
     "mlp_bias": (False,),
     "tie_word_embeddings": (False,),
 }
+
+_MOST_RATE = 1 << 16  # tokens of one entry; a published one has 128
 
 
 class LayerKind(Enum):
@@ -80,13 +82,13 @@ def parse(config: dict[str, Any]) -> V4Config:
     fields = Fields(config)
     count, number = fields.count, fields.number
     fields.expect(MECHANISMS)
-    layers, (csa_rate, hca_rate) = _layers(config, count("num_hidden_layers")), _rates(config)
+    layers, (csa_rate, hca_rate) = _layers(fields, count("num_hidden_layers", MOST_LAYERS)), _rates(fields)
     parsed = V4Config(
         vocab_size=count("vocab_size"),
         hidden=count("hidden_size"),
         heads=count("num_attention_heads"),
         head_dim=count("head_dim"),
-        rope_dim=_rope_dim(config, count("head_dim")),
+        rope_dim=_rope_dim(fields, count("head_dim")),
         query_rank=count("q_lora_rank"),
         output_groups=count("o_groups"),
         output_rank=count("o_lora_rank"),
@@ -94,95 +96,87 @@ def parse(config: dict[str, Any]) -> V4Config:
         index_heads=count("index_n_heads"),
         index_dim=count("index_head_dim"),
         index_topk=count("index_topk"),
-        experts=count("n_routed_experts"),
+        experts=count("n_routed_experts", MOST_EXPERTS),
         experts_per_token=count("num_experts_per_tok"),
         expert_inner=count("moe_intermediate_size"),
         routed_scaling=number("routed_scaling_factor", 1.5),
         swiglu_limit=number("swiglu_limit", 10.0),
-        streams=count("hc_mult"),
-        sinkhorn_iterations=count("hc_sinkhorn_iters"),
+        streams=count("hc_mult", MOST_TIMES),
+        sinkhorn_iterations=count("hc_sinkhorn_iters", MOST_TIMES),
         hyper_eps=number("hc_eps", 1e-6),
         norm_eps=number("rms_norm_eps", 1e-6),
         layers=layers,
-        hashed=_hashed(config, len(layers)),
+        hashed=_hashed(fields, len(layers)),
         csa_rate=csa_rate,
         hca_rate=hca_rate,
-        main_rope=_rope(config, "main"),
-        compress_rope=_rope(config, "compress"),
+        main_rope=_rope(fields, "main"),
+        compress_rope=_rope(fields, "compress"),
         max_context_tokens=count("max_position_embeddings"),
         eos_token_ids=fields.tokens("eos_token_id", 1),
-        mtp_layers=int(config.get("num_nextn_predict_layers") or 0),
+        mtp_layers=fields.count_or_zero("num_nextn_predict_layers", "num_mtp_layers", most=MOST_LAYERS),
     )
     _check(parsed)
     return parsed
 
 
-def _layers(config: dict[str, Any], count: int) -> tuple[LayerKind, ...]:
+def _layers(fields: Fields, count: int) -> tuple[LayerKind, ...]:
     """`layer_types` if given, else `compress_ratios` (which also lists the MTP layers, after the others)."""
-    kinds = {kind.value: kind for kind in LayerKind}
-    if (named := config.get("layer_types")) is not None:
-        if not isinstance(named, list) or len(named) != count:
-            found = len(named) if isinstance(named, list) else named
-            raise refusal("layer_types", f"{found} entries for {count} layers", "list one type per layer")
-        if unknown := set(named) - set(kinds):
-            raise refusal("layer_types", f"{sorted(map(str, unknown))} unknown", f"use {', '.join(kinds)}")
-        return tuple(kinds[name] for name in named)
-    ratios = config.get("compress_ratios")
+    named = fields.kinds("layer_types", count, tuple(kind.value for kind in LayerKind))
+    if named is not None:
+        return tuple(map(LayerKind, named))
+    ratios = fields.values.get("compress_ratios")
     if not isinstance(ratios, list) or len(ratios) < count:
-        found = len(ratios) if isinstance(ratios, list) else ratios
+        found = len(ratios) if isinstance(ratios, list) else repr(ratios)
         raise refusal("compress_ratios", f"{found} entries for {count} layers", "list one ratio per layer")
-    csa_rate, hca_rate = _rates(config)
+    csa_rate, hca_rate = _rates(fields)
     by_ratio = {0: LayerKind.SLIDING, csa_rate: LayerKind.CSA, hca_rate: LayerKind.HCA}
-    if unknown := {r for r in ratios[:count] if r not in by_ratio}:
-        raise refusal("compress_ratios", f"{sorted(unknown)} unknown", f"use 0, {csa_rate} or {hca_rate}")
+    if unknown := {repr(r) for r in ratios[:count] if not is_integer(r) or r not in by_ratio}:
+        raise refusal("compress_ratios", f"{', '.join(sorted(unknown))} unknown", f"use 0, {csa_rate} or {hca_rate}")
     return tuple(by_ratio[ratio] for ratio in ratios[:count])
 
 
-def _rates(config: dict[str, Any]) -> tuple[int, int]:
-    given = config.get("compress_rates") or {}
+def _rates(fields: Fields) -> tuple[int, int]:
+    given = fields.section("compress_rates")
     csa, hca = given.get(LayerKind.CSA.value, 4), given.get(LayerKind.HCA.value, 128)
     for rate in (csa, hca):
-        if not isinstance(rate, int) or rate < 2:
-            raise refusal("compress_rates", f"{rate!r} is not a rate", "use integers of at least 2")
+        if not is_integer(rate) or not 2 <= rate <= _MOST_RATE:
+            raise refusal("compress_rates", f"{rate!r} is not a rate", f"use integers in 2 .. {_MOST_RATE}")
     if csa == hca:
         raise refusal("compress_rates", "both rates are equal", "give the two layer types different rates")
     return csa, hca
 
 
-def _hashed(config: dict[str, Any], count: int) -> tuple[bool, ...]:
-    if (named := config.get("mlp_layer_types")) is not None:
-        if not isinstance(named, list) or len(named) != count or set(named) - {"hash_moe", "moe"}:
-            raise refusal("mlp_layer_types", f"{named!r} does not fit {count} layers", "list hash_moe or moe per layer")
+def _hashed(fields: Fields, count: int) -> tuple[bool, ...]:
+    named = fields.kinds("mlp_layer_types", count, ("hash_moe", "moe"))
+    if named is not None:
         return tuple(name == "hash_moe" for name in named)
-    hashed = config.get("num_hash_layers")
-    if not isinstance(hashed, int) or not 0 <= hashed <= count:
-        raise refusal("num_hash_layers", f"{hashed!r} is not in 0 .. {count}", "restore the published config.json")
+    hashed = fields.whole("num_hash_layers", -1, below=count + 1)
     return tuple(layer < hashed for layer in range(count))
 
 
-def _rope_dim(config: dict[str, Any], head_dim: int) -> int:
-    width = config.get("qk_rope_head_dim")
+def _rope_dim(fields: Fields, head_dim: int) -> int:
+    key = "qk_rope_head_dim"
+    width = fields.values.get(key)
     if width is None:
-        nested = config.get("rope_parameters") or {}
-        main = nested.get("main") if isinstance(nested.get("main"), dict) else {}
-        factor = config.get("partial_rotary_factor") or main.get("partial_rotary_factor")
-        width = int(head_dim * factor) if isinstance(factor, int | float) else None
-    if not isinstance(width, int) or width < 2 or width % 2 or width > head_dim:
-        raise refusal("qk_rope_head_dim", f"{width!r} does not fit head_dim {head_dim}", "give an even width within it")
-    return width
+        main = Fields(fields.section("rope_parameters")).section("main")
+        given = fields.values.get("partial_rotary_factor") or main.get("partial_rotary_factor")
+        factor = Fields({"partial_rotary_factor": given}).number("partial_rotary_factor") if given else 0.0
+        width = int(head_dim * factor)
+    if not is_integer(width) or width < 2 or width % 2 or width > head_dim:
+        raise refusal(key, f"{width!r} does not fit head_dim {head_dim}", "give an even width within it")
+    return int(width)
 
 
-def _rope(config: dict[str, Any], table: str) -> Rope:
+def _rope(fields: Fields, table: str) -> Rope:
     """The scaling block applies to the compress table alone; each table has its own theta."""
     key = {"main": "rope_theta", "compress": "compress_rope_theta"}[table]
-    theta = config.get(key, {"main": 1e4, "compress": 1.6e5}[table])
-    given = config.get("rope_parameters") or {}
-    nested = given.get(table)
-    scaling = (
-        nested if isinstance(nested, dict) else (config.get("rope_scaling") or given) if table == "compress" else {}
-    )
+    theta = fields.values.get(key, {"main": 1e4, "compress": 1.6e5}[table])
+    given = fields.section("rope_parameters")
+    nested, scaling = given.get(table), {}
     if isinstance(nested, dict):
-        theta = nested.get("rope_theta", theta)
+        scaling, theta = nested, nested.get("rope_theta", theta)
+    elif table == "compress":
+        scaling = fields.section("rope_scaling") or given
     return rope_of(Fields({key: theta}).base(key), scaling, "rope_scaling")
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.families.fields import Fields, refusal, rope_of
+from engine.families.fields import MOST_EXPERTS, MOST_LAYERS, MOST_TIMES, Fields, is_integer, refusal, rope_of
 from engine.families.v4.config import MECHANISMS
 from engine.families.v41.schedule import Schedule, parse_schedule
 from engine.families.yarn import Rope
+
+_MOST_HASHES = 64  # the published model has 8 of up to 3 tokens; each is a search for a prime
+_MOST_ROWS = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,8 @@ def parse(config: dict[str, Any]) -> V41Config:
         raise refusal("text_config", f"{text!r} is not a section")
     fields = Fields(text)
     fields.expect(MECHANISMS)
-    layers = fields.count("num_hidden_layers")
-    drafts = fields.whole("num_nextn_predict_layers", 0, below=1 << 16)
+    layers = fields.count("num_hidden_layers", MOST_LAYERS)
+    drafts = fields.whole("num_nextn_predict_layers", 0, below=MOST_LAYERS)
     schedule = parse_schedule(fields, layers, drafts)
     parsed = V41Config(
         **_widths(fields),
@@ -107,7 +110,8 @@ def _widths(fields: Fields) -> dict[str, int]:
         "experts_per_token": "num_experts_per_tok", "expert_inner": "moe_intermediate_size", "streams": "hc_mult",
         "sinkhorn_iterations": "hc_sinkhorn_iters", "max_context_tokens": "max_position_embeddings",
     }  # fmt: skip
-    return {name: fields.count(key) for name, key in keys.items()}
+    most = {"n_routed_experts": MOST_EXPERTS, "hc_mult": MOST_TIMES, "hc_sinkhorn_iters": MOST_TIMES}
+    return {name: fields.count(key, *([most[key]] if key in most else [])) for name, key in keys.items()}
 
 
 def _numbers(fields: Fields) -> dict[str, float]:
@@ -134,17 +138,18 @@ def _engram(fields: Fields, layers: int) -> EngramConfig | None:
     if not placed:
         return None
     rows = fields.values.get("engram_num_embeddings")
-    if not isinstance(rows, list) or len(rows) != len(placed) or not all(isinstance(n, int) and n > 0 for n in rows):
+    sizes = rows if isinstance(rows, list) else []
+    if len(sizes) != len(placed) or not all(is_integer(size) and 0 < size <= _MOST_ROWS for size in sizes):
         raise refusal("engram_num_embeddings", f"{rows!r} does not give a size to each of layers {placed}")
     if fields.count("engram_max_ngram_size") < 2:
         raise refusal("engram_max_ngram_size", "an n-gram has at least two tokens")
     pad = "engram_pad_token_id" if "engram_pad_token_id" in fields.values else "engram_pad_id"
     return EngramConfig(
         layers=placed,
-        rows=tuple(rows),
+        rows=tuple(sizes),
         first_prime_after=fields.count("engram_vocab_size") - 1,
-        longest=fields.count("engram_max_ngram_size"),
-        heads=fields.count("engram_n_heads"),
+        longest=fields.count("engram_max_ngram_size", _MOST_HASHES),
+        heads=fields.count("engram_n_heads", _MOST_HASHES),
         width=fields.count("engram_head_dim"),
         classes=fields.count("engram_compressed_vocab_size"),
         pad_token=fields.whole(pad, -1, below=fields.count("vocab_size")),
@@ -153,10 +158,7 @@ def _engram(fields: Fields, layers: int) -> EngramConfig | None:
 
 def _compress_rope(fields: Fields) -> Rope:
     """Only the table of compressed entries is scaled."""
-    scaling = fields.values.get("rope_scaling") or {}
-    if not isinstance(scaling, dict):
-        raise refusal("rope_scaling", f"{scaling!r} is not a section")
-    return rope_of(fields.base("compress_rope_theta"), scaling, "rope_scaling")
+    return rope_of(fields.base("compress_rope_theta"), fields.section("rope_scaling"), "rope_scaling")
 
 
 def _image_token(config: dict[str, Any], vocab_size: int) -> int | None:

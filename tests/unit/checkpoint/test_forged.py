@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.errors import CheckpointError
@@ -177,10 +177,12 @@ def test_shards_that_are_links_load_as_a_download_cache_has_them(folder: Path) -
     check_folder(folder)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_file_that_may_not_be_read_is_named(folder: Path) -> None:
-    (folder / FILE).chmod(0)
-    assert "cannot be read" in refused(folder).message
+def test_a_folder_in_the_place_of_a_shard_is_named(folder: Path) -> None:
+    (folder / FILE).unlink()
+    (folder / FILE).mkdir()
+    error = refused(folder)
+    assert error.file.endswith(FILE)
+    assert "no file" in error.message
 
 
 @pytest.mark.parametrize("listed", [False, True])
@@ -195,3 +197,32 @@ def test_a_tensor_in_two_shards_is_refused_with_both(listed: bool, folder: Path)
     assert error.item == name
     assert "other.safetensors" in error.file
     assert FILE in error.message
+
+
+def change(folder: Path, **tensors: torch.Tensor | None) -> None:
+    """Add tensors to the file; None takes one out."""
+    kept = load_file(folder / FILE) | tensors
+    save_file({name: tensor for name, tensor in kept.items() if tensor is not None}, folder / FILE)
+
+
+def test_a_tensor_under_both_conventions_names_is_refused_before_any_is_read(folder: Path) -> None:
+    change(folder, **{"norm.weight": torch.ones(128)})
+    error = refused(folder)
+    assert error.item in ("norm.weight", "model.norm.weight")
+    assert "stored twice" in error.message
+
+
+def test_one_missing_expert_is_named_before_any_weight_is_read(folder: Path) -> None:
+    change(folder, **{"model.layers.2.mlp.experts.3.up_proj.weight": None})
+    error = refused(folder)
+    assert "layers.2.mlp.experts.3.up_proj.weight" in error.item
+    assert "missing" in error.message
+
+
+@pytest.mark.parametrize("family", ["v4", "v41"])
+def test_a_draft_that_the_config_does_not_have_is_refused_by_name(family: str, tmp_path: Path) -> None:
+    written = tiny.write(family, tmp_path / "model", 1)
+    change(written, **{"mtp.7.enorm.weight": torch.ones(4)})
+    error = refused(written)
+    assert error.item == "mtp.7.enorm.weight"
+    assert "num_nextn_predict_layers" in error.message

@@ -237,7 +237,7 @@ def test_an_error_names_the_file_and_the_key(config, tmp_path, capsys, change, k
     assert error["fix"]
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "not valid JSON"), ("[]", "not a JSON object")])
+@pytest.mark.parametrize(("text", "message"), [("{", "not valid JSON"), ("[]", "not an object")])
 def test_a_file_that_is_no_config_is_named(tmp_path, capsys, text, message):
     path = tmp_path / "config.json"
     path.write_text(text)
