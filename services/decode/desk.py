@@ -192,11 +192,14 @@ class Desk:
         if notice is None:
             return
         self.signs += 1
-        if self._book.arrived(notice.handoff_id, notice.last, Incarnation(arrived.peer, arrived.epoch)):
+        sender = Incarnation(arrived.peer, arrived.epoch)
+        if notice.trailing:
+            self._book.trails(notice.handoff_id, sender)
+        elif self._book.arrived(notice.handoff_id, notice.last, sender):
             self._landings.release(notice.handoff_id, Writer.FINISHED)
 
     def sweep(self) -> None:
-        """Ends every ticket whose lease is over, and every doubt whose writer is proven dead."""
+        """Ends every ticket whose lease is over, and every doubt whose writer is over for long enough."""
         self.signs += 1
         for ticket in self._book.sweep():
             self._metrics.lease_expired()
@@ -204,7 +207,7 @@ class Desk:
             self._drop(ticket, WriterState.UNKNOWN)
         self._landings.sweep()
         for ticket_id in self._wake.over(self._book.in_doubt()):
-            _log.info("landing freed: its writer is dead", ticket=ticket_id)
+            _log.info("landing freed: its writer is over", ticket=ticket_id)
             self.release(ticket_id, WriterState.DEAD)
 
     async def sweep_every(self, period_s: float) -> None:

@@ -48,6 +48,7 @@ class Ticket:
     writer: Incarnation | None = None
     state: TicketState = TicketState.RESERVED
     writer_finished: bool = False
+    trailing: bool = False  # the writer starts no write any more; what it gave up may still arrive
 
 
 class TicketBook:
@@ -103,6 +104,13 @@ class TicketBook:
             return False
         ticket.writer = ticket.writer or sender
         return ticket.writer.is_same(sender.instance, sender.epoch) and self._heard(ticket, last)
+
+    def trails(self, ticket_id: str, sender: Incarnation) -> None:
+        """The writer gave up a write that may still arrive, and starts no other. Renews nothing."""
+        ticket = self._live.get(ticket_id)
+        if ticket is not None:
+            ticket.writer = ticket.writer or sender
+            ticket.trailing = ticket.trailing or ticket.writer.is_same(sender.instance, sender.epoch)
 
     def complete(self, ticket_id: str) -> None:
         """Everything that was to be written is here and verified: nothing more will come, whatever the writer says."""

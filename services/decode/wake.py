@@ -1,4 +1,4 @@
-"""Wake: tickets whose writers died, until nothing of theirs can still arrive. Knows deaths and a clock, no memory."""
+"""Wake: tickets whose writers are over, until nothing of theirs can still arrive. Knows deaths, a clock, no memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fabric.deaths import Deaths, Vigil
 from fabric.discovery import Discovery
 from services.decode.tickets import Ticket
 
-# What a dead writer has under way lies in socket buffers of this host, or is on a wire whose sender's kernel lives.
+# What a writer that is over has under way lies in socket buffers here, or where its host's kernel still sends it.
 LINGER_S = 2.0
 # Of a longer pause between two looks only this much counts: we may have stood still.
 LONGEST_STEP_S = 1.0
@@ -22,9 +22,11 @@ class Wake:
         self._vigil = Vigil(linger_s, LONGEST_STEP_S)
 
     def over(self, doubted: Iterable[Ticket]) -> list[str]:
-        """Ids of those whose writers have been dead for long enough. To be called regularly."""
-        dead = [t.id for t in doubted if t.writer is not None and self._deaths.proven(t.writer)]
-        return self._vigil.step(self._clock(), dead)
+        """Ids of those whose writers have been over for long enough, dead or by their own word. To be called often."""
+        return self._vigil.step(self._clock(), [ticket.id for ticket in doubted if self._is_over(ticket)])
+
+    def _is_over(self, ticket: Ticket) -> bool:
+        return ticket.trailing or (ticket.writer is not None and self._deaths.proven(ticket.writer))
 
     async def follow(self, discovery: Discovery, service: str) -> None:
         """Learns of successors until cancelled."""

@@ -46,9 +46,12 @@ class PoolSource:
         return [place.sealed(digest(extent_view(self.pool, place.group, place.block, kv))) for place in places]
 
 
-async def give_up(link: Link, ticket: TicketGrant, timeout_s: float) -> None:
-    """Tells decode that nothing (more) will be written for a ticket. Never raises: decode's own lease is behind it."""
-    notice = HandoffNotice(ticket.id, last=True).dump()
+async def give_up(link: Link, ticket: TicketGrant, timeout_s: float, trailing: bool = False) -> None:
+    """Tells decode that nothing (more) will be written for a ticket. Never raises: decode's own lease is behind it.
+
+    trailing: but what was given up may still be on its way.
+    """
+    notice = HandoffNotice(ticket.id, last=not trailing, trailing=trailing).dump()
     try:
         await link.push(ticket.landing.address, [], notify=notice, timeout_s=timeout_s)
     except ServiceError as error:
@@ -108,11 +111,11 @@ class Pusher:
     async def close(self) -> None:
         """Tells decode that nothing more will be written, unless the last push did. Never raises.
 
-        Says nothing where a push ran out of time: the rest of it may still be written.
+        Where a push ran out of time it says no more than it knows: the rest of that one may still be on its way.
         """
-        if not self._finished and not self._in_doubt:
+        if not self._finished:
             self._finished = True
-            await give_up(self._link, self._ticket, self._limits.timeout_s)
+            await give_up(self._link, self._ticket, self._limits.timeout_s, self._in_doubt)
 
     async def _follow(self, mark: Mark) -> None:
         end = mark.tokens // self._handoff.layout.block_tokens

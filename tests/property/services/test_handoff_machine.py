@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -98,7 +98,13 @@ class Handover:
     generating: AsyncExitStack | None = None
     verified: bool = False
     ended: bool = False
-    extents: tuple[Any, ...] = field(default=())
+    gave_up_at: float | None = None  # in time that decode ran
+
+    @property
+    def over_since(self) -> float | None:
+        """When its writer began its last write, at the latest."""
+        known = [at for at in (self.gave_up_at, self.writer.died_at) if at is not None]
+        return min(known, default=None)
 
     def receipt(self) -> Receipt:
         """An honest one."""
@@ -178,7 +184,7 @@ class HandoffMachine(RuleBasedStateMachine):
     def write(self, pick: int, part: float, last: bool, spoilt: int) -> None:
         """A writer that can, writes: perhaps long after the desk gave it up, perhaps other bytes than it sealed."""
         one = self._pick(pick)
-        if one is None or not one.writing or one.writer not in self._able():
+        if one is None or not one.writing or one.gave_up_at is not None or one.writer not in self._able():
             return
         seen["late write"] += one.ended
         size = one.holding.landing.size if last else round(part * one.holding.landing.size)
@@ -186,6 +192,15 @@ class HandoffMachine(RuleBasedStateMachine):
         one.writer.region.memory[0] ^= spoilt
         self._push(one, size, last)
         one.writing = not last
+
+    @rule(pick=picks)
+    def a_push_runs_out_of_time(self, pick: int) -> None:
+        """The writer starts no other; what it gave up may land for a while, as of one that died."""
+        one = self._pick(pick)
+        if one is not None and one.writing and one.gave_up_at is None and one.writer in self._able():
+            one.gave_up_at = self.ran
+            payload = HandoffNotice(one.holding.ticket_id, last=False, trailing=True).dump()
+            self.mail.append(Notice(one.writer.link.address.peer, one.writer.link.address.epoch, payload))
 
     def _push(self, one: Handover, size: int, last: bool) -> None:
         zero, sizes = np.zeros(1, np.int64), np.array([size])
@@ -212,7 +227,7 @@ class HandoffMachine(RuleBasedStateMachine):
         if not self.handovers:
             return
         one = self.handovers[-1]
-        if one.writing and one.writer in self._able():
+        if one.writing and one.gave_up_at is None and one.writer in self._able():
             one.writer.region.memory[: len(one.sealed)] = one.sealed
             one.writer.region.memory[0] ^= spoilt
             self._push(one, len(one.sealed), last=True)
@@ -234,9 +249,12 @@ class HandoffMachine(RuleBasedStateMachine):
 
     def _notice(self, notice: Notice) -> None:
         self.desk.noticed(notice)
-        told = HandoffNotice.load(notice.payload)
+        told, sender = HandoffNotice.load(notice.payload), Incarnation(notice.peer, notice.epoch)
         assert told is not None
-        self.shadow.arrived(told.handoff_id, told.last, Incarnation(notice.peer, notice.epoch))
+        if told.trailing:
+            self.shadow.trails(told.handoff_id, sender)
+        else:
+            self.shadow.arrived(told.handoff_id, told.last, sender)
 
     @rule(pick=picks, last=st.booleans(), epoch=st.sampled_from([0, 1]))
     def foreign_notice(self, pick: int, last: bool, epoch: int) -> None:
@@ -360,11 +378,12 @@ class HandoffMachine(RuleBasedStateMachine):
         for ticket in self.shadow.sweep():
             self.handovers[int(ticket.id[1:])].ended = True
         for one in self.handovers:
-            if one.writer.died_at is not None and self.ran - one.writer.died_at >= LINGER_S:
+            if one.over_since is not None and self.ran - one.over_since >= LINGER_S:
                 one.writing = False
         for ticket_id in self.shadow._live.keys() - self.book._live.keys():
-            assert self.handovers[int(ticket_id[1:])].writer.process in self.gone
-            seen["freed by death"] += 1
+            one = self.handovers[int(ticket_id[1:])]
+            assert one.gave_up_at is not None or one.writer.process in self.gone
+            seen["freed by death" if one.gave_up_at is None else "freed after a push ran out of time"] += 1
             self.shadow.close(ticket_id, WriterState.DEAD)
 
     @rule(pick=picks)
@@ -382,9 +401,9 @@ class HandoffMachine(RuleBasedStateMachine):
         self._born()
 
     @rule(pick=picks)
-    def bytes_of_a_dead_writer_land(self, pick: int) -> None:
+    def late_bytes_land(self, pick: int) -> None:
         one = self._pick(pick)
-        if one is not None and one.writing and one.writer.died_at is not None:
+        if one is not None and one.writing and one.over_since is not None:
             landing = one.holding.landing
             self.pool._memory[landing.offset : landing.offset + landing.size] = 0xDE
 

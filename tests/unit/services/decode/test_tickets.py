@@ -56,7 +56,7 @@ def test_every_late_lease_is_swept_and_told_as_expired(book: TicketBook, clock: 
     book.issue("b", "rb")
     clock.now = 9.9
     book.arrived("a", last=False, sender=WRITER)  # renewed: now the older ticket has the later lease
-    clock.now = 16.5
+    clock.now = 17.0
     assert {ticket.id for ticket in book.sweep()} == {"a", "b"}
     with pytest.raises(StaleTicket, match="expired"):
         book.claim("a", "ra", EPOCH)
@@ -87,6 +87,15 @@ def test_what_another_than_the_writer_says_changes_nothing(book: TicketBook, clo
     book.close("a", WriterState.UNKNOWN)
     assert not book.arrived("a", last=True, sender=sender)
     assert book.in_doubt() == [ticket]
+
+
+def test_a_writer_that_gave_up_is_still_in_doubt_and_only_by_its_own_word(book: TicketBook) -> None:
+    ticket = book.issue("a", "ra", WRITER)
+    book.close("a", WriterState.UNKNOWN)
+    book.trails("a", OLDER)
+    assert not ticket.trailing
+    book.trails("a", WRITER)
+    assert ticket.trailing and book.in_doubt() == [ticket]
 
 
 def test_a_proven_death_ends_a_doubt(book: TicketBook) -> None:
