@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.request import urlopen
 
 from fabric.channels import Channels, call
 from fabric.processes import this_process
@@ -36,6 +37,25 @@ class RemotePrefill:
     process: procs.Process
     running: Running
     incarnation: common.Incarnation
+
+
+@dataclass(slots=True)
+class RemoteDecode:
+    """A decode process and a stack that uses it."""
+
+    stack: Stack
+    process: procs.Process
+    metrics: str
+
+    async def metric(self, name: str) -> float:
+        """What the process exports under this name."""
+
+        def read() -> str:
+            with urlopen(f"http://{self.metrics}/metrics", timeout=10.0) as reply:
+                return str(reply.read().decode())
+
+        lines = (await asyncio.to_thread(read)).splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
 def use(stack: Stack, prefill: RemotePrefill) -> None:
@@ -74,9 +94,12 @@ async def prefill_process(
 
 
 @asynccontextmanager
-async def decode_process(log: Path, model: Path, transport: str, *arguments: str) -> AsyncIterator[tuple[Stack, Any]]:
+async def decode_process(
+    log: Path, model: Path, transport: str, *arguments: str, **prefill: Any
+) -> AsyncIterator[RemoteDecode]:
     """A decode worker in a process of its own, and the prefill worker of the stack in this one."""
-    settings = PrefillSettings(model=model, discovery="memory://remote", kvstore=False, transport=transport, **_WORKER)
+    shared = {"model": model, "discovery": "memory://remote", "kvstore": False, "transport": transport, **_WORKER}
+    settings = PrefillSettings(**(shared | prefill))
     options = [text for name, value in _WORKER.items() for text in flag(name, value)]
     fixed = ["--model", str(model), "--discovery", "memory://", "--transport", transport]
     async with AsyncExitStack() as exits:
@@ -87,7 +110,7 @@ async def decode_process(log: Path, model: Path, transport: str, *arguments: str
         await stack.start("prefill", settings, prefill_service.build)
         ready = await asyncio.to_thread(process.json, 120.0)
         stack.running["decode"] = Running(_NoChassis(), ready["address"], None)  # type: ignore[arg-type]
-        yield stack, process
+        yield RemoteDecode(stack, process, ready["metrics"])
 
 
 def flag(name: str, value: object) -> list[str]:

@@ -12,11 +12,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from engine.sampling.params import SamplingParams
-from fabric.errors import Exhausted, ServiceError
+from fabric.errors import DeadlineExceeded, Exhausted, ServiceError
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import decode_pb2
 from tests.support.oracle import Oracle
-from tests.support.remote import RemotePrefill, decode_alone, prefill_process, use
+from tests.support.remote import RemotePrefill, decode_alone, decode_process, prefill_process, use
 from tests.support.stack import Stack, worker_stack
 
 TOKENS = [3 + index % 500 for index in range(1200)]
@@ -118,3 +118,23 @@ async def test_decode_says_that_too_much_is_in_doubt_and_when_it_no_longer_is(mo
 def blocked(stack: Stack) -> float | None:
     registry = stack.running["decode"].servicer.core.metrics.registry
     return registry.get_sample_value("deepinfer_decode_landings_blocked")
+
+
+async def test_a_push_that_ran_out_of_time_leaves_no_memory_in_doubt_once_decode_is_awake_again(
+    tmp_path: Path, model: Path, oracle: Oracle
+) -> None:
+    async with decode_process(tmp_path / "decode.log", model, "ucx://", push_timeout_s=0.3) as decode:
+        stack = decode.stack
+        ticket = await stack.reserve("first", TOKENS, len(TOKENS) + 6)
+        decode.process.freeze()
+        with pytest.raises(DeadlineExceeded):
+            await stack.prefilled("first", TOKENS, GREEDY, ticket)
+        decode.process.thaw()
+        await stack.release(ticket, UNKNOWN)
+        assert await decode.metric("deepinfer_decode_landings_quarantined") == 1
+        async with asyncio.timeout(30.0):
+            while await decode.metric("deepinfer_decode_landings_quarantined"):  # noqa: ASYNC110  another process
+                await asyncio.sleep(0.05)
+        tokens = TOKENS[9:900]
+        assert (await stack.ask(tokens, GREEDY)).tokens == oracle.answer(tokens, GREEDY)
+        assert await decode.metric("deepinfer_decode_tickets_open") == 0

@@ -38,7 +38,8 @@ async def test_sigterm_drops_no_stream_and_waits_for_outstanding_leases(
     tmp_path: Path, model: Path, oracle: Oracle
 ) -> None:
     options = ("--drain-s", "60", "--lease-s", "120")
-    async with decode_process(tmp_path / "decode.log", model, "ucx://", *options) as (stack, process):
+    async with decode_process(tmp_path / "decode.log", model, "ucx://", *options) as decode:
+        stack, process = decode.stack, decode.process
         health = stack.channels.stub(health_pb2_grpc.HealthStub, stack.running["decode"].address)
         states = health.Watch(health_pb2.HealthCheckRequest())
         assert (await states.read()).status == HEALTH.SERVING
