@@ -87,6 +87,31 @@ def check_random_flips(device: torch.device, flips: int, seed: int = 0) -> int:
     return found
 
 
+def check_late_writer(device: torch.device, rounds: int) -> int:
+    """Copies out of a slab that another stream overwrites meanwhile. Returns in how many rounds that was seen.
+
+    AssertionError where a digest is not that of the bytes that lie in the destination: then a writer could spoil a
+    block behind a digest that matches.
+    """
+    from kernels.triton.leaf_digest import copy_digest_extents, digest_extents, plan_extents
+
+    sizes = np.full(2_048, 8 * LEAF_BYTES, np.int64)
+    starts = np.arange(len(sizes)) * sizes
+    nbytes, writing, seen = int(sizes.sum()), torch.cuda.Stream(device), 0
+    slab = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    blocks, plan = torch.empty_like(slab), plan_extents(starts, starts, sizes, nbytes, nbytes, device)
+    for number in range(rounds):
+        torch.cuda.synchronize(device)
+        with torch.cuda.stream(writing):
+            for fill in range(4):
+                slab.fill_(fill + number % 64)
+        digests = unsigned(copy_digest_extents(slab, blocks, plan))
+        torch.cuda.synchronize(device)
+        _hold(np.array_equal(unsigned(digest_extents(blocks, plan)), digests), f"late writer, round {number}")
+        seen += len(set(digests.tolist())) > 1
+    return seen
+
+
 def unsigned(digests: torch.Tensor) -> NDArray[np.uint64]:
     """Digests as the kernels return them (int64) on the host, uint64."""
     return digests.cpu().numpy().view(np.uint64)

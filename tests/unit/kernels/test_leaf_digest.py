@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kernels.reference.leaf_digest import LEAF_BYTES, leaf_digest
-from kernels.testing.leaf_digest import check_kernels, check_random_flips
+from kernels.testing.leaf_digest import check_kernels, check_late_writer, check_random_flips
 
 MASK = (1 << 64) - 1
 BOUNDARIES = [
@@ -190,3 +190,9 @@ def test_extents_a_kernel_cannot_take_are_refused(
 def test_kernels_equal_the_reference_and_find_every_flip_on_a_gpu() -> None:
     check_kernels(torch.device("cuda"))
     assert check_random_flips(torch.device("cuda"), 1_000) == 1_000
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_digest_is_of_the_bytes_in_the_block_whatever_a_late_writer_does() -> None:
+    assert check_late_writer(torch.device("cuda"), 200) > 20, "the writer was never at work during a copy"
