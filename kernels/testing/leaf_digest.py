@@ -103,7 +103,7 @@ def check_late_writer(device: torch.device, rounds: int) -> int:
     for number in range(rounds):
         torch.cuda.synchronize(device)
         with torch.cuda.stream(writing):
-            for fill in range(4):
+            for fill in range(16):
                 slab.fill_(fill + number % 64)
         digests = unsigned(copy_digest_extents(slab, blocks, plan))
         torch.cuda.synchronize(device)
