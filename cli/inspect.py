@@ -23,7 +23,10 @@ _SCALES = (1e12, 1e9, 1e6, 1e3)
 
 @dataclass(frozen=True, slots=True)
 class InspectOptions:
-    """`memory`: sizes such as 80GB of one rank; `sequences`: how many that rank serves at once."""
+    """`memory`: sizes such as 80GB of one rank; `sequences`: how many that rank serves at once.
+
+    Where ranks or memories are not given, the engine looks at usual ones.
+    """
 
     checkpoint: Path
     tensor: tuple[int, ...]
@@ -36,8 +39,9 @@ class InspectOptions:
 def inspect(options: InspectOptions) -> int:
     """Prints the report. Exit code 1 when the weights do not fit the config."""
     sizes = [str(size_of(text)) for text in options.memory]
-    arguments = ["--tp", *map(str, options.tensor), "--ep", *map(str, options.expert)]
-    arguments += ["--memory", *sizes] if sizes else []
+    arguments: list[str] = []
+    for option, values in (("--tp", options.tensor), ("--ep", options.expert), ("--memory", sizes)):
+        arguments += [option, *map(str, values)] if values else []
     arguments += ["--sequences", str(options.sequences)]
     report = call_engine("engine.inspect", *arguments, "--", str(options.checkpoint.absolute()), timeout_s=_TIMEOUT_S)
     out.print_json(json.dumps(report)) if options.as_json else out.print(render(report))
@@ -54,17 +58,11 @@ def size_of(text: str) -> int:
 
 def render(report: dict[str, Any]) -> RenderableType:
     """The report as tables."""
-    tables: list[RenderableType] = [
-        _summary(report),
-        _parts(report),
-        _storage(report),
-        _caches(report),
-        _groups(report),
-        _ranks(report),
-    ]
-    if report["fits"]:
-        tables.append(_fits(report))
-    notes = [f"[dim]{escape(name)}: {escape(why)}[/]" for name, why in report["other_caches"].items()]
+    shown = (_summary, _parts, _storage, _caches, _groups, _ranks, _fits)
+    tables: list[RenderableType] = [show(report) for show in shown]
+    notes = [f"[dim]no {escape(name)} records: {escape(why)}[/]" for name, why in report["other_caches"].items()]
+    if any(rank["table_bytes"] for rank in report["ranks"]):
+        notes.append("[dim]Engram tables are counted as held in memory; the engine here reads their rows from disk.[/]")
     problems = [f"[bold red]problem[/]: {escape(problem)}" for problem in report["problems"]]
     return Group(*(part for table in tables for part in (table, "")), *notes, *problems)
 
@@ -82,12 +80,12 @@ def _table(title: str, *headings: str, rows: Sequence[tuple[object, ...]]) -> Ta
 def _summary(report: dict[str, Any]) -> str:
     kinds = [(kind, report[f"{kind}_parameters"]) for kind in ("draft", "vision")]
     beside = "".join(f" + {_count(count)} {kind}" for kind, count in kinds if count)
-    source = "stored" if report["stored"] else "as published (there are none here)"
+    source = "stored here" if report["stored"] else "as published; this is a config alone"
     return (
         f"[bold]{escape(report['path'])}[/]\n"
         f"{report['family']}, {report['layers']} layers, context {report['max_context_tokens']:,} tokens\n"
         f"{_count(report['parameters'])} parameters{beside}, {_count(report['active_parameters'])} active per token, "
-        f"{_size(report['weight_bytes'])} of weights {source}"
+        f"{_size(report['weight_bytes'])} of weights ({source})"
     )
 
 
@@ -119,50 +117,62 @@ def _caches(report: dict[str, Any]) -> Table:
         )
         for cost in report["caches"]
     ]
-    return _table("KV cache", "record format", "bytes per token", "bytes per sequence", "and for rollback", rows=rows)
+    headings = ("record format", "bytes per token", "bytes per sequence", "for taking drafts back")
+    return _table("KV cache", *headings, rows=rows)
 
 
 def _groups(report: dict[str, Any]) -> Table:
+    """One row a group, one column of record bytes a format."""
+    costs = report["caches"]
     rows = [
         (
             group["name"],
-            cost["format"],
             f"{group['layers']:,}",
-            group["tokens_per_entry"],
-            f"{group['record_bytes']:,}",
-            _exact(group["bytes_per_token"]),
-            f"{group['bytes_per_sequence']:,}",
+            _kept(group),
+            *(f"{cost['groups'][number]['record_bytes']:,}" for cost in costs),
         )
-        for cost in report["caches"]
-        for group in cost["groups"]
+        for number, group in enumerate(costs[0]["groups"])
     ]
-    headings = ("group", "format", "layers", "tokens per record", "record bytes", "per token", "per sequence")
-    return _table("KV cache by group", *headings, rows=rows)
+    headings = ("group", "layers", "records kept", *(cost["format"] for cost in costs))
+    return _table("Bytes of one record, by group and format", *headings, rows=rows)
+
+
+def _kept(group: dict[str, Any]) -> str:
+    """Of one layer and sequence."""
+    if group["bytes_per_token"]:
+        tokens = group["tokens_per_entry"]
+        return "every token" if tokens == 1 else f"every {tokens} tokens"
+    return f"last {group['bytes_per_sequence'] // (group['layers'] * group['record_bytes']):,}"
 
 
 def _ranks(report: dict[str, Any]) -> Table:
+    """What a rank has: its experts, its rows of tables, what every rank has, and the rest, divided by tensor rank."""
+    parts = {"routed experts": "expert_bytes", "Engram tables": "table_bytes", "on every rank": "replicated_bytes"}
+    headings = [name for name, key in parts.items() if key != "table_bytes" or any(r[key] for r in report["ranks"])]
     rows = [
         (
             f"tp {r['tensor']}, ep {r['expert']}",
-            f"{r['bytes']:,}",
-            f"{r['expert_bytes']:,}",
-            f"{r['replicated_bytes']:,}",
+            _size(r["bytes"]),
+            *(_size(r[parts[name]]) for name in headings),
         )
         for r in report["ranks"]
     ]
-    return _table("Weights per rank", "ranks", "bytes", "routed experts", "on every rank", rows=rows)
+    return _table("Weights of the largest rank", "ranks", "in all", *headings, rows=rows)
 
 
 def _fits(report: dict[str, Any]) -> Table:
+    """One row for ranks and memory, one column of context tokens a format."""
+    formats = list(dict.fromkeys(fit["format"] for fit in report["fits"]))
+    found: dict[tuple[int, int, int], dict[str, int]] = {}
+    for fit in report["fits"]:
+        at = (fit["tensor"], fit["expert"], fit["memory_bytes"])
+        found.setdefault(at, {})[fit["format"]] = fit["context_tokens"]
     rows = [
-        (
-            f"{_size(fit['memory_bytes'])}, tp {fit['tensor']}, ep {fit['expert']}",
-            fit["format"],
-            f"{fit['context_tokens']:,}" if fit["context_tokens"] else "nothing",
-        )
-        for fit in report["fits"]
+        (f"tp {tp}, ep {ep}, {_size(memory)} each", *(f"{tokens[name]:,}" if tokens[name] else "-" for name in formats))
+        for (tp, ep, memory), tokens in found.items()
     ]
-    return _table("What fits beside the weights", "memory of a rank", "record format", "context tokens", rows=rows)
+    title = "What fits beside the weights, in tokens of context (-: nothing)"
+    return _table(title, "ranks", *formats, rows=rows)
 
 
 def _exact(size: float) -> str:

@@ -109,14 +109,20 @@ def doctor(
 @reports_errors
 def inspect(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder, or a config.json alone.")],
-    tp: Annotated[list[int] | None, typer.Option(min=1, help="Tensor parallel ranks; may be repeated.")] = None,
-    ep: Annotated[list[int] | None, typer.Option(min=1, help="Expert parallel ranks; may be repeated.")] = None,
-    memory: Annotated[list[str] | None, typer.Option(help="Memory of a rank, such as 80GB; may be repeated.")] = None,
+    tp: Annotated[
+        list[int] | None, typer.Option(min=1, help="Tensor parallel ranks; may be repeated. Default: usual ones.")
+    ] = None,
+    ep: Annotated[
+        list[int] | None, typer.Option(min=1, help="Expert parallel ranks; may be repeated. Default: usual ones.")
+    ] = None,
+    memory: Annotated[
+        list[str] | None, typer.Option(help="Memory of a rank, such as 80GB; may be repeated. Default: usual ones.")
+    ] = None,
     sequences: Annotated[int, typer.Option(min=1, help="Sequences that a rank serves at once.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> int:
     """Say what a checkpoint is: parameters, formats, KV bytes, memory per rank, and what fits where."""
-    chosen = (tuple(tp or (1,)), tuple(ep or (1,)), tuple(memory or ()))
+    chosen = (tuple(tp or ()), tuple(ep or ()), tuple(memory or ()))
     return run_inspect(InspectOptions(checkpoint, *chosen, sequences=sequences, as_json=as_json))
 
 

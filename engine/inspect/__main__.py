@@ -27,8 +27,8 @@ def main(arguments: list[str]) -> int:
 def _question(arguments: list[str]) -> Question:
     parser = argparse.ArgumentParser(prog="python -m engine.inspect", description=__doc__)
     parser.add_argument("path", type=Path)
-    parser.add_argument("--tp", type=int, nargs="+", default=[1])
-    parser.add_argument("--ep", type=int, nargs="+", default=[1])
+    parser.add_argument("--tp", type=int, nargs="+", default=[])
+    parser.add_argument("--ep", type=int, nargs="+", default=[])
     parser.add_argument("--memory", type=int, nargs="*", default=[], help="bytes of one rank")
     parser.add_argument("--sequences", type=int, default=1)
     given = parser.parse_args(arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,22 @@ from engine.errors import InvalidParameter
 from engine.inspect.caches import CacheCost, cache_costs
 from engine.inspect.contents import Contents, StoredType
 from engine.inspect.formats import publication
-from engine.inspect.inventory import read_model
+from engine.inspect.inventory import Model, read_model
 from engine.inspect.parts import Part
 from engine.inspect.weights import PartCost, RankCost, Weight, by_part, per_rank, published_weights
 
+_USUAL_RANKS = ((1, 1), (8, 8), (8, 64))
+_USUAL_MEMORIES = (24 * 10**9, 80 * 10**9, 141 * 10**9)
 _POINT = "name a checkpoint's folder, or a config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to look at. `memories` are bytes of one rank; a rank holds the caches of `sequences` sequences."""
+    """What to look at. `memories` are bytes of one rank; a rank holds the caches of `sequences` sequences.
+
+    Without `tensor` and `expert` the usual ranks are looked at, as far as the model divides among them, and without
+    `memories` the usual ones.
+    """
 
     path: Path
     tensor: tuple[int, ...] = (1,)
@@ -78,7 +85,7 @@ def inspect(question: Question) -> Report:
     counted = [part for part in parts if part.part not in (Part.DRAFT, Part.VISION)]
     text = [weight for weight in weights if weight.part is not Part.VISION]  # what an engine loads
     caches, others = cache_costs(model)
-    ranks = tuple(per_rank(model, text, tp, ep) for tp in question.tensor for ep in question.expert)
+    ranks = tuple(_ranks(question, model, text))
     return Report(
         path=str(question.path),
         family=model.facts.family,
@@ -120,9 +127,20 @@ def _formats(weights: Iterable[Weight]) -> dict[str, int]:
     return dict(sorted(size.items(), key=lambda item: -item[1]))
 
 
+def _ranks(question: Question, model: Model, weights: list[Weight]) -> Iterable[RankCost]:
+    if question.tensor or question.expert:
+        for tensor in question.tensor or (1,):
+            for expert in question.expert or (1,):
+                yield per_rank(model, weights, tensor, expert)
+        return
+    for tensor, expert in _USUAL_RANKS:
+        with suppress(InvalidParameter):  # nobody asked for these: a model that does not divide so has fewer rows
+            yield per_rank(model, weights, tensor, expert)
+
+
 def _fits(question: Question, ranks: Iterable[RankCost], caches: Iterable[CacheCost]) -> Iterable[Fit]:
     for rank in ranks:
-        for memory in question.memories:
+        for memory in question.memories or _USUAL_MEMORIES:
             for cache in caches:
                 fixed = question.sequences * (cache.bytes_per_sequence + cache.rollback_bytes)
                 left = max(0, memory - rank.bytes - fixed)

@@ -43,6 +43,7 @@ class RankCost:
     expert: int
     bytes: int
     expert_bytes: int  # of them, routed experts
+    table_bytes: int  # of them, rows that are looked up one by one; the engine leaves these on disk
     replicated_bytes: int  # of them, held by every rank
 
 
@@ -102,4 +103,4 @@ def per_rank(model: Model, weights: Iterable[Weight], tensor: int, expert: int) 
         except CannotSplit as error:
             raise InvalidParameter("tp", f"{name}: {error.message}", error.fix) from error
         size[split] += weight.bytes if split is Split.WHOLE else -(-weight.bytes // tensor)
-    return RankCost(tensor, expert, sum(size.values()), size[Split.EXPERT], size[Split.WHOLE])
+    return RankCost(tensor, expert, sum(size.values()), size[Split.EXPERT], size[Split.TABLE], size[Split.WHOLE])

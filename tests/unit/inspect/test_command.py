@@ -37,6 +37,23 @@ def test_the_table_shows_every_part_and_format(tiny_folder, monkeypatch):
         assert words in shown.stdout
 
 
+@pytest.mark.parametrize("family", ["v3", "v4", "v41"])
+def test_nothing_is_cut_off_on_a_terminal_of_80_columns(family, tiny_folder, monkeypatch):
+    monkeypatch.setattr("cli.inspect.out.width", 80, raising=False)
+    shown = run("inspect", tiny_folder(family))
+    assert shown.exit_code == 0
+    assert "…" not in shown.stdout
+    assert max(map(len, shown.stdout.splitlines()[1:])) <= 80
+
+
+def test_without_options_the_usual_ranks_and_memories_are_looked_at(tiny_folder):
+    report = json.loads(run("inspect", tiny_folder("v4"), "--json").stdout)
+    ranks = [(rank["tensor"], rank["expert"]) for rank in report["ranks"]]
+    assert ranks[0] == (1, 1)
+    assert {fit["memory_bytes"] for fit in report["fits"]} == {24 * 10**9, 80 * 10**9, 141 * 10**9}
+    assert len(report["fits"]) == len(ranks) * 3 * len(report["caches"])
+
+
 def test_weights_that_do_not_fit_end_with_code_1(tiny_folder, tmp_path):
     config = json.loads((tiny_folder("v3") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))

@@ -2,7 +2,10 @@
 
 import json
 import math
+import subprocess
+import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -20,6 +23,7 @@ from engine.inspect.caches import cache_costs
 from engine.inspect.inventory import read_model
 from engine.inspect.report import Question, inspect
 
+ROOT = Path(__file__).parents[3]
 FAMILIES = ["v2", "v3", "v32", "v4", "v41"]
 QUANTIZED = ["v3", "v32", "v4", "v41"]
 
@@ -274,3 +278,14 @@ def test_ranks_that_would_cut_a_block_are_refused_with_the_tensor(config, tmp_pa
     assert refused.value.field == "tp"
     assert ".weight" in refused.value.message
     assert "tensor ranks" in refused.value.fix
+
+
+def test_no_family_is_counted_with_torchs_compiler_loaded(tiny_folder):
+    script = (
+        "import sys, pathlib; from engine.inspect.report import Question, inspect\n"
+        "for path in sys.argv[1:]: inspect(Question(pathlib.Path(path)))\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    configs = [str(tiny_folder(family) / "config.json") for family in FAMILIES]
+    done = subprocess.run([sys.executable, "-c", script, *configs], cwd=ROOT, timeout=200, check=False)
+    assert done.returncode == 0
