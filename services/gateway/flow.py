@@ -115,7 +115,7 @@ class Conductor:
         first = done.receipt.first_token
         logprobs = [first.logprob] if prompt.sampling.logprobs is not None else []
         drawn = done.receipt.HasField("first_token")  # otherwise decode replays the last window and draws it
-        reason = prompts.finish_of_first(prompt, first.token_id) if drawn else None
+        reason = prompts.finish_of(prompt, first.token_id, 1) if drawn else None
         if reason is None:
             tap = await handoff.generate(done.receipt)
             source = Source(lives, handoff, ledger, tap, self._coalesce_s)

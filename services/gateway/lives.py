@@ -50,6 +50,7 @@ class Lives:
             Unavailable: nobody can take the request.
         """
         chosen = self._chosen = self._choose()
+        self.passage.to(chosen.replays)
         attempt_id = f"{self._job.request_id}.{self._number}" if self._number else self._job.request_id
         self._number += 1
         handoff = Handoff(self._job, self._prompt, self.passage, chosen, self._cleaner, attempt_id)

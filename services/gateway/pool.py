@@ -121,6 +121,7 @@ class Pool:
             model_revision=view.revision,
             writer=_incarnation(prefill.link.member),
             decode_epoch=decode.link.member.epoch,
+            replays=_replays(decode),
             settle=_settler(((prefill, len(demand.token_ids) - pair.hit_tokens), (decode, len(demand.token_ids)))),
         )
 
@@ -229,6 +230,10 @@ class Pool:
 
 def _views(standings: Iterable[Standing]) -> list[Worker]:
     return [standing.view() for standing in standings]
+
+
+def _replays(decode: _Entry) -> bool:
+    return decode.standing is not None and decode.standing.limits.model.layout.replay.handoff
 
 
 def _settler(shares: Iterable[tuple[_Entry, int]]) -> Callable[[], None]:

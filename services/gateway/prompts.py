@@ -1,4 +1,4 @@
-"""What a prompt may be: lengths, token ids, and when its first token already ends the answer. Pure."""
+"""What a prompt may be: lengths, token ids, and which token ends the answer. Pure."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def bounded(
     return Prompt(token_ids, parsing_options, sampling, limits.eos_token_ids)
 
 
-def finish_of_first(prompt: Prompt, token: int) -> common_pb2.FinishReason | None:
-    """Why the first token is also the last, or None. Stop strings are decode's to find: they need text."""
+def finish_of(prompt: Prompt, token: int, count: int) -> common_pb2.FinishReason | None:
+    """Why token number `count` is the last, or None. Stop strings are decode's to find: they need text."""
     sampling = prompt.sampling
     ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else prompt.eos_token_ids)
-    if sampling.min_tokens <= 1 and token in ends:
+    if sampling.min_tokens <= count and token in ends:
         return common_pb2.FINISH_REASON_STOP
-    if sampling.max_tokens == 1 and not sampling.stop:
+    if sampling.max_tokens == count and not sampling.stop:
         return common_pb2.FINISH_REASON_LENGTH
     return None
 

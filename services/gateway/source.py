@@ -30,7 +30,8 @@ class Source:
         try:
             batch = await self._tap.take()
         except ServiceError as error:
-            batch = await self._elsewhere(error, "decode")
+            finish = self._lives.passage.finish()  # only the word of the end was lost
+            batch = Batch(self._ledger.completion_tokens, [], finish=finish) if finish else await self._elsewhere(error)
         self._lives.passage.confirmed(batch.token_ids)
         await _TOKENS.reached()
         return batch
@@ -39,8 +40,9 @@ class Source:
         """The finish was taken: decode holds nothing any more."""
         self._handoff.finished()
 
-    async def _elsewhere(self, error: ServiceError, suspect: str) -> Batch:
+    async def _elsewhere(self, error: ServiceError) -> Batch:
         """The next tokens from another pair of workers."""
+        suspect = "decode"
         while True:
             await self._lives.lost(error, suspect)
             self._handoff = self._lives.begin()
@@ -50,12 +52,14 @@ class Source:
                 error, suspect = another, self._handoff.suspect
 
     async def _resumed(self) -> Batch:
-        """What follows on the newest token, which the new workers give once more."""
+        """What follows on the newest token, which the new workers give once more unless they replay."""
         handoff, passage = self._handoff, self._lives.passage
         self._ledger.resume(passage.emitted)
         await handoff.start(self._ledger)
         done = await handoff.receipt()
         self._tap = await handoff.generate(passage.settled(done.receipt))
+        if not passage.repeats:
+            return await self._tap.take()
         known = await self._tap.take(most=1)
         passage.require_newest(known.token_ids)
         if known.finish is not None:

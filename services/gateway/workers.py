@@ -26,6 +26,7 @@ class Chosen:
     settle: Callable[[], None]
     writer: common_pb2.Incarnation | None = None  # the prefill, as decode will have to recognise it
     decode_epoch: int = 0
+    replays: bool = False  # decode draws the first token
 
     def key_of(self, side: str) -> str:
         """The worker of "prefill" or "decode"."""

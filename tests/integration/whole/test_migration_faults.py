@@ -70,10 +70,10 @@ async def test_kill_9_or_freezing_of_a_decode_process_changes_no_token(
     model: Path, oracle: Oracle, tmp_path: Path, how: str
 ) -> None:
     """Two streams on one process that dies or stands still; the other decode comes while they run."""
-    samplings = [replace(sampling, max_tokens=100) for sampling in (GREEDY, SEEDED)]
+    samplings = [replace(sampling, max_tokens=600) for sampling in (GREEDY, SEEDED)]
     expected = [await asyncio.to_thread(oracle.answer, PROMPT, sampling) for sampling in samplings]
     async with whole_stack(model, decodes=0, transport="ucx://") as stack:
-        async with stack.decode_process(tmp_path, "--failpoints", "decode.token=delay:0.15") as child:
+        async with stack.decode_process(tmp_path, "--failpoints", "decode.token=delay:0.05") as child:
             await stack.until_decodes(1)
             asking = [asyncio.create_task(stack.ask(PROMPT, sampling)) for sampling in samplings]
             await stack.start_decode()

@@ -114,7 +114,7 @@ class Stage:
         free = [number for number in range(self.workers) if not excluded & {f"p{number}", f"d{number}"}]
         if not free:
             raise Unavailable("nobody left")
-        return Chosen(f"p{free[0]}", f"d{free[0]}", self, self, "layout", "rev", self._settle)
+        return Chosen(f"p{free[0]}", f"d{free[0]}", self, self, "layout", "rev", self._settle, replays=self.replays)
 
     def _settle(self) -> None:
         self.settled += 1
@@ -396,16 +396,38 @@ async def test_a_move_that_fails_is_followed_by_another(stage: Stage, step: str)
     assert stage.failures == [("streaming", "unavailable", True)] * 2
 
 
-async def test_an_answer_whose_last_word_was_lost_ends_as_decode_says_it_does(stage: Stage) -> None:
-    """All tokens came, the finish did not: the newest token is shown to decode as just drawn."""
+def losing_the_finish(stage: Stage) -> None:
+    """The first life gives all tokens and breaks before it says that they are all."""
     whole = stage.generated
-    lost = [*whole()[:4], Unavailable("killed")]
+    lost = [*whole()[: len(stage.tokens)], Unavailable("killed")]
     stage.log.clear()
     calls = iter([lambda: lost])
     stage.generated = lambda: next(calls, whole)()  # type: ignore[method-assign]
+
+
+async def test_an_answer_whose_last_word_was_lost_ends_where_its_newest_token_tells_so(stage: Stage) -> None:
+    losing_the_finish(stage)
+    updates, failure = await run(stage)
+    assert failure is None and tokens(updates) == stage.tokens and len(stage.prompts) == 1
+    finish = updates[-1].finish
+    assert finish is not None and finish.reason == common_pb2.FINISH_REASON_STOP and finish.usage.completion_tokens == 4
+
+
+async def test_an_answer_whose_stop_string_was_found_and_not_told_ends_as_decode_says(stage: Stage) -> None:
+    """The newest token is shown to another decode as just drawn: it finds the end where the first one did."""
+    stage.tokens = [10, 11, 12, 13]
+    losing_the_finish(stage)
     updates, failure = await run(stage)
     assert failure is None and tokens(updates) == stage.tokens and updates[-1].finish is not None
     assert stage.prompts[1] == [5] * 8 + stage.tokens[:3]
+
+
+@pytest.mark.parametrize("index", ANYWHERE)
+async def test_where_decode_replays_all_sent_tokens_travel_and_none_comes_again(stage: Stage, index: int) -> None:
+    stage.replays, stage.faults[f"token.{index}"] = True, [Unavailable("killed")]
+    updates, failure = await run(stage)
+    assert failure is None and tokens(updates) == stage.tokens
+    assert stage.prompts[1] == [5] * 8 + stage.tokens[:index]
 
 
 async def test_the_token_that_was_sent_counts_where_another_is_drawn_after_a_move(stage: Stage) -> None:
@@ -416,12 +438,10 @@ async def test_the_token_that_was_sent_counts_where_another_is_drawn_after_a_mov
     assert receipt.first_token.token_id == stage.tokens[1]
 
 
-async def test_a_decode_that_replays_and_draws_another_token_ends_the_answer(stage: Stage) -> None:
-    stage.replays, stage.faults["token.2"] = True, [Unavailable("killed")]
-    first = stage.generated()
+async def test_a_later_decode_that_begins_with_another_token_is_not_believed(stage: Stage) -> None:
     stage.faults["token.2"] = [Unavailable("killed")]
     other = decode_pb2.DecodeServiceGenerateResponse(first_index=1, token_ids=[33])
-    calls = iter([first, [other]])
+    calls = iter([stage.generated(), [other]])
     stage.generated = lambda: next(calls)  # type: ignore[method-assign]
     updates, failure = await run(stage)
     assert tokens(updates) == [10, 11] and isinstance(failure, Unavailable) and "broke off" in failure.message

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.sampling.params import SamplingParams
-from fabric.errors import Unavailable
+from fabric.errors import Internal
 from protos.deepinfer.v1 import common_pb2, decode_pb2, prefill_pb2
 from services.gateway.job import Prompt
 from services.gateway.passage import Opening, Passage
@@ -68,11 +68,30 @@ def test_the_token_that_the_client_has_is_the_one_that_counts() -> None:
     carried = passage()
     carried.confirmed([8, 9])
     receipt = common_pb2.Receipt(first_token=common_pb2.FirstToken(token_id=33))
-    assert carried.settled(receipt).first_token.token_id == 9
-    replaying = carried.settled(common_pb2.Receipt(replay_from=common_pb2.ReplayFrom(position=1)))
-    assert replaying.WhichOneof("ending") == "replay_from"
+    assert carried.repeats and carried.settled(receipt).first_token.token_id == 9
     carried.require_newest([9])
     for wrong in ([8], [9, 9], []):
-        with pytest.raises(Unavailable) as raised:
+        with pytest.raises(Internal):
             carried.require_newest(wrong)
-        assert not raised.value.retryable
+
+
+def test_to_a_decode_that_replays_every_token_travels_as_computed() -> None:
+    carried, opening = passage(), prefill_pb2.PrefillStart()
+    carried.confirmed([8, 9])
+    carried.to(replays=True)
+    carried.pack(opening)
+    assert list(opening.token_ids) == [*PROMPT, 8, 9] and opening.emitted_tokens == 2 and not carried.repeats
+    replaying = common_pb2.Receipt(replay_from=common_pb2.ReplayFrom(position=1))
+    assert carried.settled(replaying) == replaying
+    with pytest.raises(Internal):
+        carried.settled(common_pb2.Receipt(first_token=common_pb2.FirstToken(token_id=33)))
+
+
+def test_an_answer_is_over_where_its_newest_token_says_so() -> None:
+    carried = passage()
+    assert carried.finish() is None
+    carried.confirmed([8, 2])
+    assert carried.finish() is None, "min_tokens are not reached"
+    carried.confirmed([2])
+    finish = carried.finish()
+    assert finish is not None and (finish.reason, finish.completion_tokens) == (common_pb2.FINISH_REASON_STOP, 3)

@@ -75,7 +75,7 @@ def test_a_first_token_that_ends_the_answer_is_known(params: SamplingParams, tok
         50,
         1,
     )
-    assert prompts.finish_of_first(prompt, token) == reason
+    assert prompts.finish_of(prompt, token, 1) == reason
 
 
 def test_tokens_must_arrive_densely() -> None:
