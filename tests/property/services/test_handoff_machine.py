@@ -210,14 +210,16 @@ class HandoffMachine(RuleBasedStateMachine):
         self.mail += self.link._inbox._notices
         self.link._inbox._notices.clear()
 
-    @initialize(pick=picks, spoilt=st.sampled_from([0, 1]), killed=st.booleans())
-    def crowd(self, pick: int, spoilt: int, killed: bool) -> None:
-        """One that generates, and two that were given up while their writers may write on."""
+    @initialize(pick=picks, spoilt=st.sampled_from([0, 1]), killed=st.booleans(), full=st.booleans())
+    def crowd(self, pick: int, spoilt: int, killed: bool, full: bool) -> None:
+        """One that generates, and some that were given up while their writers may write on: up to the cap."""
         self.reserve(20, pick)
         self.the_newest_is_handed_over(spoilt)
-        for tokens in (9, 30):
+        for tokens in (9, 30, 40) if full else (9, 30):
             self.reserve(tokens, pick)
             self.release(len(self.handovers) - 1, known=False)
+        if full:
+            self.reserve(5, pick)
         if killed:
             self.kill(pick)
 
@@ -480,7 +482,7 @@ class HandoffMachine(RuleBasedStateMachine):
 
 def test_whatever_writers_do_nothing_is_corrupted_leaked_or_given_twice() -> None:
     seen.clear()
-    run_state_machine_as_test(HandoffMachine, settings=settings(max_examples=120, stateful_step_count=50))
+    run_state_machine_as_test(HandoffMachine, settings=settings(max_examples=250, stateful_step_count=50))
     assert all(seen[what] for what in MUST_SEE), seen
 
 
