@@ -89,7 +89,10 @@ def _run(source: Tensor, destination: Tensor, plan: ExtentPlan, copy: bool) -> T
     _hash_leaves[(plan.count, plan.leaves)](
         *words, plan.table, leaves, plan.leaves, COPY=copy, UNIT=2 if plan.aligned else 1, num_warps=4
     )
-    _combine_leaves[(plan.count,)](leaves, plan.table, digests, plan.leaves, LANES=_ROOT_LANES, num_warps=1)
+    turns = triton.cdiv(plan.leaves, _ROOT_LANES)
+    _combine_leaves[(plan.count,)](
+        leaves, plan.table, digests, plan.leaves, TURNS=turns, LANES=_ROOT_LANES, num_warps=1
+    )
     return digests
 
 
@@ -121,14 +124,14 @@ def _hash_leaves(source, destination, table, hashes, stride, COPY: tl.constexpr,
 
 
 @triton.jit
-def _combine_leaves(hashes, table, digests, stride, LANES: tl.constexpr):
-    """The digest of extent program_id(0) from its leaves, LANES at a time."""
+def _combine_leaves(hashes, table, digests, stride, TURNS: tl.constexpr, LANES: tl.constexpr):
+    """The digest of extent program_id(0) from its leaves, LANES at a time. TURNS is 1 up to extents of 1 MiB."""
     extent = tl.program_id(0).to(tl.int64)
     words = tl.load(table + 3 * extent + 2)
     leaves = (words + LEAF_WORDS - 1) // LEAF_WORDS
     total = tl.zeros((LANES,), tl.uint64)
-    for first in range(0, stride, LANES):
-        leaf = first + tl.arange(0, LANES)
+    for turn in range(TURNS):
+        leaf = turn * LANES + tl.arange(0, LANES)
         inside = leaf < leaves
         value = tl.load(hashes + extent * stride + leaf, mask=inside, other=0).to(tl.uint64, bitcast=True)
         total += tl.where(inside, _mix(value ^ ((leaf + 1).to(tl.uint64) * _LEAF_KEY)), 0)

@@ -146,7 +146,7 @@ def test_kernels_compile_ahead_and_move_16_bytes_a_thread(kernels: ModuleType, c
     moves = ahead_of_time(kernels._hash_leaves, capability, COPY=copy, UNIT=2)
     assert moves.count("ld.volatile.global.v2.b64") == 2  # 4,096 bytes by 128 threads
     assert moves.count("st.global.v2.b64") == (2 if copy else 0)
-    assert "ld.global" in ahead_of_time(kernels._combine_leaves, capability, LANES=256)
+    assert "ld.global" in ahead_of_time(kernels._combine_leaves, capability, TURNS=2, LANES=256)
 
 
 def ahead_of_time(kernel: Callable[..., None], capability: int, **constants: int) -> str:
