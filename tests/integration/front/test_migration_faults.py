@@ -74,7 +74,7 @@ async def test_200_streams_killed_at_random_tokens_are_whole(tmp_path: Path) -> 
         stack.script.answer, stack.script.doom, stack.script.cached_tokens = fates.answer, fates.doom, 3
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
         answers = await asyncio.gather(*(generated(stub, prompt) for prompt in fates.answers))
-        await stack.until_idle(1.0)
+        await stack.until_idle(5.0)
         lives = [start for served in stack.prefills for start in served.worker.watched.requests]
     for (prompt, expected), replies in zip(fates.answers.items(), answers, strict=True):
         assert [token for reply in replies for token in reply.token_ids] == expected

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from fabric import failpoints
 from tests.support.oracle import Oracle
 from tests.support.wholestack import WholeStack, whole_stack, write_model
 
+V41 = Path(__file__).parents[2] / "data" / "v41" / "tiny-q"
 PROMPT = [3 + (7 * index) % 250 for index in range(200)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 SEEDED = SamplingParams(temperature=0.9, top_p=0.95, top_k=40, seed=11, max_tokens=24, ignore_eos=True)
@@ -87,3 +90,18 @@ async def test_kill_9_or_freezing_of_a_decode_process_changes_no_token(
             assert answer.finish is not None and answer.finish.usage.completion_tokens == len(tokens)
         assert finished(stack) == before + len(answers), "an answer did not end on the spare"
         await stack.until_idle(5.0)
+
+
+async def test_where_decode_replays_windows_a_moved_answer_is_whole(tmp_path: Path) -> None:
+    """Replay is approximate, so what follows a move has no truth to be compared with: it must follow, and end."""
+    folder = Path(await asyncio.to_thread(shutil.copytree, V41, tmp_path / "tiny"))
+    config = json.loads((V41 / "config.json").read_text()) | {"serving": {"handoff_replay": True}}
+    (folder / "config.json").write_text(json.dumps(config))
+    async with whole_stack(folder) as stack:
+        for sampling in (GREEDY, SEEDED):
+            for nth in (1, 2, 4):
+                with failpoints.armed(f"decode.token=error@{nth}"):
+                    answer = await stack.ask(PROMPT, sampling)
+                    assert failpoints.hits("decode.token") > nth
+                assert len(answer.tokens) == sampling.max_tokens and answer.finish is not None
+        await stack.until_idle(3.0)
