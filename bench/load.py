@@ -28,10 +28,10 @@ from engine.checkpoint.folder import Folder
 from engine.checkpoint.rank import Rank
 from engine.checkpoint.ranked import load_rank
 from engine.families import open_family
+from engine.families.inventory import Wanted, read_model
 from engine.families.mla.names import NAMING
 from engine.families.mla.tiny import TINY, TinySpec, write_tiny
 from engine.inspect.formats import Format, publication, stored
-from engine.inspect.inventory import Wanted, read_model
 from engine.inspect.parts import part_of_model
 from kernels import Ops, choose
 

@@ -10,13 +10,12 @@ from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.formats import FormatError, fp4_packed, fp8_blocks
 from engine.checkpoint.progress import Meter, Progress
-from engine.checkpoint.scales import FLOATS, PACKED, quantization, scale_name
+from engine.checkpoint.scales import FLOATS, INTEGERS, PACKED, quantization, scale_name
 from engine.checkpoint.table import RowTable, scaled_table
 from engine.checkpoint.tensors import read, view
 
 __all__ = ["Progress", "Reader"]
 _BF16_HOLDS = frozenset({"BF16", *PACKED})  # FP4 times a power of two has two significant bits
-_INTEGER = ("I32", "I64")
 _ANOTHER = "use the config.json that belongs to these weights"
 _AGAIN = "download or convert the checkpoint again"
 
@@ -68,7 +67,7 @@ class Reader:
         """An integer table as int64 of this shape with every value in 0 .. below - 1."""
         stored = self._take(name)
         kind, found = self._folder.stored(stored), self._folder.shape(stored)
-        if kind not in _INTEGER or found != shape:
+        if kind not in INTEGERS or found != shape:
             raise self._error(name, f"{kind} {list(found)}, expected integers {list(shape)}", _ANOTHER)
         value = read(self._folder, stored)
         if bool((value < 0).any()) or bool((value >= below).any()):
@@ -106,7 +105,7 @@ class Reader:
         """The stored type of a weight that is there and has this shape."""
         stored = self._at(name)
         kind, found = self._folder.stored(stored), self._folder.shape(stored)
-        if kind in _INTEGER:
+        if kind in INTEGERS:
             raise self._error(name, f"stored as {kind}, numbers are expected", "convert the checkpoint again")
         if len(found) == len(shape) == 2 and kind in PACKED:
             found = (found[0], found[1] * 2)

@@ -11,6 +11,7 @@ from engine.checkpoint.header import Entry
 FP4_GROUP = 32  # inputs that share one E8M0 scale
 PACKED = ("I8", "U8")  # two FP4 values to a byte
 FLOATS = ("F32", "F16", "BF16")
+INTEGERS = ("I32", "I64")
 _KNOWN = {
     "quant_method": ("fp8",),
     "fmt": ("e4m3", "float8_e4m3fn"),
@@ -62,6 +63,8 @@ def unit_of(weight: Entry, scale: Entry, block: tuple[int, int] | None) -> tuple
     FP4 has groups of 32 inputs, FP8 the config's blocks (the last may be ragged), or whole blocks of one row.
     """
     rows, columns = weight.shape
+    if scale.stored not in SCALE_TYPES:
+        raise ValueError(f"scales stored as {scale.stored}, expected one of {', '.join(SCALE_TYPES)}")
     if weight.stored in PACKED:
         wanted = (rows, -(-columns * 2 // FP4_GROUP))
         if scale.shape != wanted or scale.stored in FLOATS:

@@ -65,6 +65,7 @@ def open_family(
         message, fix = f"the {ops.name} kernels are not batch invariant", "choose kernels=cpu"
         raise CheckpointError(message, file=model_dir, item="batch_invariant", fix=fix)
     check(folder)
+    import_module("engine.families.whole").check_whole(folder)  # with torch, which names and configs do without
     module = import_module(f"{package_of(folder.config)}.model")
     with large_buffers_returned():
         family: Family = module.load(folder, dtype, batch_invariant, ops, block_tokens, progress)

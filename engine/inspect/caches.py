@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.families.facts import RecordSizes
-from engine.inspect.inventory import Model
+from engine.families.inventory import Model
 from engine.layout import CacheGroup, GroupKind, Layout
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import islice
 
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.folder import Folder
 from engine.families.check import check
-from engine.inspect.inventory import Model, Wanted
+from engine.families.inventory import Model, Wanted
+from engine.families.whole import misfits
 
 _SHOWN = 3
 _PACKED = ("I8", "U8")  # two FP4 values to a byte
@@ -67,7 +69,7 @@ class Contents:
             check(self._folder)
         except CheckpointError as error:
             return (str(error),)
-        return ()
+        return tuple(map(str, islice(misfits(self._folder, self._model, self._model.wanted), _SHOWN)))
 
     def _shape(self, wanted: Wanted) -> str:
         stored = self._stored[wanted.name]

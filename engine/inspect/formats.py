@@ -10,7 +10,7 @@ from typing import Any
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.scales import FP4_GROUP, quantization
 from engine.families.facts import Facts
-from engine.inspect.inventory import Wanted
+from engine.families.inventory import Wanted
 from engine.inspect.parts import Part
 
 _FP32_NAMES = ("hc_", "attn_sink", ".ape", "gate.bias", "e_score_correction_bias", "q_weight", "k_weight", "image_")

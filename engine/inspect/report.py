@@ -12,10 +12,10 @@ from typing import Any
 from engine.checkpoint.document import read_json
 from engine.checkpoint.folder import Folder, holds_weights
 from engine.errors import InvalidParameter
+from engine.families.inventory import Model, read_model
 from engine.inspect.caches import CacheCost, cache_costs
 from engine.inspect.contents import Contents, StoredType
 from engine.inspect.formats import publication
-from engine.inspect.inventory import Model, read_model
 from engine.inspect.parts import Part
 from engine.inspect.weights import PartCost, RankCost, Weight, by_part, per_rank, published_weights
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from engine.checkpoint.rank import CannotSplit, Rank, Split, part_of, share, split_of
 from engine.errors import InvalidParameter
+from engine.families.inventory import Model, Wanted
 from engine.inspect.formats import Format, Publication, stored, unit
-from engine.inspect.inventory import Model, Wanted
 from engine.inspect.parts import Part, part_of_model
 
 

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from engine.checkpoint.document import read_json
 from engine.checkpoint.errors import CheckpointError
+from engine.families.fields import is_integer
 from engine.families.v41.config import EngramConfig
 
 MAP_FILE, TOKENIZER_FILE = "engram_token_map.json", "tokenizer.json"
@@ -64,7 +65,7 @@ def load_classes(folder: Path, config: EngramConfig, vocab_size: int) -> np.ndar
 
 def _listed(path: Path, vocab_size: int) -> np.ndarray:
     listed: Any = read_json(path, "restore the file").get("class_of_token")
-    valid = isinstance(listed, list) and all(isinstance(c, int) and c >= 0 for c in listed)
+    valid = isinstance(listed, list) and all(is_integer(c) and 0 <= c < vocab_size for c in listed)
     if not valid or len(listed) != vocab_size:
         message = f"does not give a class to each of {vocab_size} ids"
         raise CheckpointError(message, file=path, item="class_of_token", fix="restore the file, or remove it")

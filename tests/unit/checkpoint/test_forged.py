@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.folder import INDEX
-from engine.families import tiny
+from engine.checkpoint.progress import Loaded
+from engine.families import open_family, tiny
 from engine.families.check import check_folder
+from kernels import choose
 
 FILE = "model.safetensors"
 Header = dict[str, Any]
@@ -226,3 +228,44 @@ def test_a_draft_that_the_config_does_not_have_is_refused_by_name(family: str, t
     error = refused(written)
     assert error.item == "mtp.7.enorm.weight"
     assert "num_nextn_predict_layers" in error.message
+
+
+@pytest.mark.parametrize(
+    ("change_to", "item", "message"),
+    [
+        ({"model.layers.3.input_layernorm.weight": None}, "layers.3.input_layernorm.weight", "missing"),
+        ({"model.norm.weight": torch.ones(64)}, "model.norm.weight", "the config asks for"),
+        ({"model.norm.weight": torch.ones(128, dtype=torch.int64)}, "model.norm.weight", "numbers are expected"),
+        (
+            {"model.layers.3.self_attn.o_proj.weight": torch.ones(128, 128)},
+            "model.layers.3.self_attn.o_proj.weight",
+            "has no scale",
+        ),
+        (
+            {"model.norm.weight": torch.ones(128).to(torch.float8_e4m3fn)},
+            "model.norm.weight",
+            "needs a matrix and its scale",
+        ),
+    ],
+    ids=["missing", "shape", "integers", "scale of a plain weight", "FP8 without scale"],
+)
+def test_what_the_last_layer_lacks_is_found_before_the_first_weight_is_read(
+    change_to: dict[str, torch.Tensor | None], item: str, message: str, folder: Path
+) -> None:
+    seen: list[Loaded] = []
+    change(folder, **change_to)
+    with pytest.raises(CheckpointError) as refusal:
+        open_family(folder, torch.float32, False, choose("reference"), progress=seen.append)
+    assert refusal.value.item == item
+    assert message in refusal.value.message
+    assert refusal.value.fix
+    assert not seen
+
+
+def test_scales_of_a_type_that_is_none_are_refused(folder: Path) -> None:
+    name = "model.layers.3.self_attn.o_proj.weight_scale_inv"
+    scale = load_file(folder / FILE)[name]
+    change(folder, **{name: scale.to(torch.float8_e4m3fn)})
+    error = refused(folder)
+    assert error.item == name
+    assert "scales stored as F8_E4M3" in error.message

@@ -15,12 +15,12 @@ from engine.checkpoint.rank import Rank
 from engine.checkpoint.sharding import part_bytes, parts
 from engine.errors import InvalidParameter
 from engine.families import tiny
+from engine.families.inventory import read_model
 from engine.families.registry import package_of
 from engine.families.v41 import config as v41_config
 from engine.families.v41 import records as v41_records
 from engine.inspect.__main__ import main
 from engine.inspect.caches import cache_costs
-from engine.inspect.inventory import read_model
 from engine.inspect.report import Question, inspect
 
 ROOT = Path(__file__).parents[3]

@@ -12,11 +12,11 @@ import torch
 from engine.cache.pool import CachePool
 from engine.checkpoint.errors import CheckpointError
 from engine.families import Family
+from engine.families.inventory import read_model
 from engine.families.v4.config import parse
 from engine.families.v4.options import Options, parse_options
 from engine.families.v4.records import index_fp4, row_fp8
 from engine.families.v4.tiny import TINY, UPSTREAM_KEYS
-from engine.inspect.inventory import read_model
 from engine.layout import GroupKind
 from tests.support.roundings import mixed_by_hadamard, scaled_blocks
 from tests.support.tiny import TinySpec, fresh_pool, random_tokens, run_in_chunks, tiny_family, write_tiny

@@ -47,6 +47,7 @@ class Model:
 
     facts: Facts
     wanted: tuple[Wanted, ...]
+    loaded: tuple[Wanted, ...]  # of them, what the text engine loads
     upstream: Callable[[str], str]  # stored name -> the name in `wanted`
     rules: tuple[Rule, ...]  # how ranks divide what has such a name
     elsewhere: tuple[str, ...]  # name prefixes of parts that the family does not load
@@ -62,7 +63,7 @@ def read_model(config: dict[str, Any], stored: frozenset[str] | None = None) -> 
     shapes = _Shapes(stored, naming.upstream)
     with _ByShape():
         facts: Facts = import_module(f"{package}.facts").read(config, cast(Reader, shapes), _NO_OPS)
-    return Model(facts, shapes.complete, naming.upstream, naming.rules, shapes.elsewhere)
+    return Model(facts, shapes.complete, shapes.loaded, naming.upstream, naming.rules, shapes.elsewhere)
 
 
 class _Shapes:
@@ -73,6 +74,7 @@ class _Shapes:
         self.wanted: list[Wanted] = []
         self._left: tuple[str, ...] = ()
         self.complete: tuple[Wanted, ...] = ()
+        self.loaded: tuple[Wanted, ...] = ()
 
     @property
     def elsewhere(self) -> tuple[str, ...]:
@@ -102,6 +104,7 @@ class _Shapes:
     def finish(self) -> None:
         """The builder has asked for everything: only now is the list complete."""
         self.complete = tuple(self.wanted)
+        self.loaded = self.loaded or self.complete  # the text engine's part is built first
 
     def _note(
         self, names: Sequence[str], shape: tuple[int, ...], integer: bool, answer: tuple[int, ...]
