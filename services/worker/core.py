@@ -14,10 +14,7 @@ from blake3 import blake3
 from engine.checkpoint.errors import CheckpointError
 from engine.engine import Engine
 from engine.errors import EngineError
-from engine.events import Failed
-from engine.requests import GenerateRequest
 from engine.runner import EngineRunner
-from engine.sampling.params import SamplingParams
 from fabric.discovery import MemberInfo
 from fabric.errors import StartError
 from fabric.kvlink import Link, open_link
@@ -86,17 +83,6 @@ async def open_core(service: str, settings: WorkerSettings) -> AsyncIterator[Cor
         yield Core(service, identity, runner, link, metrics, kernels)
 
 
-def _warm_up(engine: Engine) -> None:
-    """Runs one prompt through the engine, so that no user waits for compilers and no broken model is announced."""
-    tokens = min(engine.model.layout.block_tokens + 1, engine.model.max_context_tokens // 2)
-    prompt = tuple(index % engine.model.vocab_size for index in range(tokens))
-    engine.submit(GenerateRequest("warm-up", prompt, SamplingParams(max_tokens=2, ignore_eos=True), cache=False))
-    while engine.has_work:
-        for event in engine.step():
-            if isinstance(event, Failed):
-                raise event.error
-
-
 def _compiled_for(settings: WorkerSettings) -> str:
     """Names what decides which kernels the warm-up compiles."""
     config = settings.model / "config.json"
@@ -110,7 +96,6 @@ def _open_engine(settings: WorkerSettings) -> tuple[Engine, str]:
         compiled = cache.folder_of(kernels)
         with cache.compiled_once(compiled, _compiled_for(settings), _log.info):
             engine = Engine.open(settings.engine_config())
-            _warm_up(engine)
         for old in cache.sweep(compiled, time.time()):
             _log.info("kernels of an older version removed", folder=old.name)
         return engine, kernels
