@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
 
 from fabric import lifecycle
 from fabric.errors import StartError
+
+_FORCED_S = 2.0  # for a server that was told to drop everything, and again for its application
 
 
 class _Server(uvicorn.Server):
@@ -72,5 +74,9 @@ class HttpFront:
         done, _ = await asyncio.wait([self._task], timeout=grace_s)
         if not done:
             self._server.force_exit = True
-            await asyncio.wait([self._task], timeout=2.0)
+            await asyncio.wait([self._task], timeout=_FORCED_S)
+            # uvicorn leaves this out where it is forced: the application would never hear of its end.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FORCED_S):
+                    await self._server.lifespan.shutdown()
         self._task = None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from fabric.errors import DeadlineExceeded, Exhausted, ServiceError, StaleTicket
+from fabric.errors import Cancelled, DeadlineExceeded, Exhausted, ServiceError, StaleTicket
 
 _PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
@@ -52,10 +52,13 @@ class Bounds:
 
 
 def worth_it(error: ServiceError, left_s: float) -> bool:
-    """Whether other workers may succeed where `error` came up, with `left_s` seconds until the request's deadline."""
+    """Whether other workers may succeed where `error` came up, with `left_s` seconds until the request's deadline.
+
+    A worker that stops cancels the calls that it accepted and did not begin. A client that leaves is never asked about.
+    """
     if isinstance(error, DeadlineExceeded):
         return left_s > _OWN_S
-    return error.retryable or isinstance(error, StaleTicket)
+    return error.retryable or isinstance(error, StaleTicket | Cancelled)
 
 
 class Recovery:

@@ -356,7 +356,10 @@ async def test_a_single_worker_is_tried_again_once(stage: Stage) -> None:
 
 
 ANYWHERE = [1, 2, 3]
-LOST = [Unavailable("killed"), DataLoss("digest"), StaleTicket("old"), Exhausted("full"), DeadlineExceeded("the push")]
+LOST = [
+    Unavailable("killed"), DataLoss("digest"), StaleTicket("old"), Exhausted("full"), DeadlineExceeded("the push"),
+    Cancelled("a worker that stops"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("index", ANYWHERE)
@@ -447,7 +450,7 @@ async def test_a_later_decode_that_begins_with_another_token_is_not_believed(sta
     assert tokens(updates) == [10, 11] and isinstance(failure, Unavailable) and "broke off" in failure.message
 
 
-@pytest.mark.parametrize("error", [InvalidArgument("bad"), Internal("bug"), Cancelled("gave up")])
+@pytest.mark.parametrize("error", [InvalidArgument("bad"), Internal("bug")])
 async def test_what_fails_anywhere_ends_the_answer_and_keeps_what_was_sent(stage: Stage, error: ServiceError) -> None:
     stage.faults["token.2"] = [error]
     updates, failure = await run(stage)

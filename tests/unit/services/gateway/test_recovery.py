@@ -24,9 +24,9 @@ from fabric.errors import (
 )
 from services.gateway.recovery import Bounds, Recovery, RetryBudget, worth_it
 
-ELSEWHERE = [Unavailable("x"), DataLoss("x"), StaleTicket("x"), Exhausted("x")]
+ELSEWHERE = [Unavailable("x"), DataLoss("x"), StaleTicket("x"), Exhausted("x"), Cancelled("a worker that stops")]
 NOWHERE = [
-    Internal("x"), InvalidArgument("x"), NotFound("x"), Cancelled("x"), PermissionDenied("x"), Unauthenticated("x"),
+    Internal("x"), InvalidArgument("x"), NotFound("x"), PermissionDenied("x"), Unauthenticated("x"),
     Unavailable("x", retryable=False),
 ]  # fmt: skip
 errors = st.sampled_from([*ELSEWHERE, *NOWHERE, DeadlineExceeded("x"), Exhausted("x", retry_after_s=0.5)])
