@@ -247,9 +247,10 @@ class FakeDecode(_Worker, decode_pb2_grpc.DecodeServiceServicer):
                     raise error
                 batch = tokens[index : index + self.script.batch_tokens]
                 last = index + len(batch) == len(tokens)
+                if last:  # before it is told: a caller that has the end may cut the call
+                    self.tickets.discard(request.ticket_id)
                 yield self._batch(request, index, batch, finish if last else None)
                 await asyncio.sleep(self.script.pause_s)
-            self.tickets.discard(request.ticket_id)
 
     async def Release(self, request: decode_pb2.ReleaseRequest, context: Any) -> decode_pb2.ReleaseResponse:
         self.released[request.ticket_id] = request.writer
