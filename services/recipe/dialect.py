@@ -42,11 +42,17 @@ class ChatParser(Protocol):
     def finish(self) -> Ending: ...
 
 
+class Process(Protocol):
+    """A child process that works for a dialect until it is closed."""
+
+    def close(self) -> None: ...
+
+
 class Dialect(Protocol):
     """One model's text form with its tokenizer. Holds no request; safe to use from several threads.
 
     `silent` are the spellings of control tokens that its parsers may show as no text. `encoding` is what Info tells.
-    A dialect that does not `chat` refuses `render_chat`.
+    A dialect that does not `chat` refuses `render_chat`. Whoever opens one closes its `processes`.
     """
 
     model: str
@@ -54,6 +60,7 @@ class Dialect(Protocol):
     vocab_size: int
     silent: tuple[str, ...]
     chats: bool
+    processes: tuple[Process, ...]
 
     def render_chat(self, body: bytes) -> Rendered: ...
 
@@ -62,5 +69,3 @@ class Dialect(Protocol):
     def chat_parser(self, parsing: ParsingOptions, request_id: str) -> ChatParser: ...
 
     def text_parser(self) -> TextParser: ...
-
-    def close(self) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fabric.errors import InvalidArgument
 from services.recipe import options
-from services.recipe.dialect import ChatParser, Rendered
+from services.recipe.dialect import ChatParser, Process, Rendered
 from services.recipe.model_files import ModelFiles
 from services.recipe.options import ParsingOptions
 from services.recipe.text import TextParser
@@ -25,6 +25,7 @@ class PlainDialect:
         self.model = model
         self.max_context_tokens, self.vocab_size = files.max_context_tokens, files.vocab_size
         self._files, self._no_template, self._prefix = files, no_template, prefix
+        self.processes: tuple[Process, ...] = ()
         self.silent: tuple[str, ...] = tuple(filter(None, map(files.spelled, sorted(files.eos_token_ids))))
 
     def render_chat(self, body: bytes) -> Rendered:
@@ -55,9 +56,6 @@ class PlainDialect:
     def text_parser(self) -> TextParser:
         """A parser for the continuation of a plain prompt."""
         return TextParser(self._files.full, self._files.eos_token_ids)
-
-    def close(self) -> None:
-        """Nothing to release."""
 
     @property
     def _most_chars(self) -> int:

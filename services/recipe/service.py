@@ -128,4 +128,5 @@ async def build(settings: RecipeSettings) -> AsyncIterator[Service]:
         )
     finally:
         crew.close()
-        dialect.close()
+        for process in dialect.processes:
+            process.close()

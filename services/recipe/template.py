@@ -61,6 +61,7 @@ class TemplateDialect(PlainDialect):
         structure = (*map(files.spelled, sorted(self._answers.marks.eos)), _OPENS, _CLOSES)
         self.silent = (*filter(None, structure), *(mark.value for mark in self._answers.calls.values()))
         self._process = TemplateProcess(form.source, form.path, timeout_s)
+        self.processes = (self._process,)
 
     def render_chat(self, body: bytes) -> Rendered:
         """Renders one OpenAI Chat Completions request; nothing that the client wrote becomes a control token.
@@ -82,9 +83,6 @@ class TemplateDialect(PlainDialect):
     def chat_parser(self, parsing: ParsingOptions, request_id: str) -> ChatParser:
         """A parser for the answer to one rendered conversation."""
         return TemplateParser(self._answers, parsing, request_id)
-
-    def close(self) -> None:
-        self._process.close()
 
     def _render(self, chat: Conversation, mask: Mask) -> str:
         """The template's text, with everything of the client behind `mask`."""

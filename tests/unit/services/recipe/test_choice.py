@@ -17,7 +17,8 @@ from tests.support import bytemodel, templatemodel
 
 def opened(folder: Path, **settings: Any) -> Dialect:
     dialect = choice.open_dialect(RecipeSettings(discovery="memory://x", model=folder, **settings))
-    dialect.close()
+    for process in dialect.processes:
+        process.close()
     return dialect
 
 

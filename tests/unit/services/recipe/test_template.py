@@ -62,7 +62,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
 
     yield open_one
     for dialect in made.values():
-        dialect.close()
+        for process in dialect.processes:
+            process.close()
 
 
 def render(dialect: Dialect, messages: list[dict[str, Any]], **fields: Any) -> Rendered:

@@ -32,7 +32,8 @@ def dialect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dialect]:
     folder = given.write(tmp_path_factory.mktemp("model") / "m", given.R1)
     opened = choice.open_dialect(RecipeSettings(discovery="memory://x", model=folder))
     yield opened
-    opened.close()
+    for process in opened.processes:
+        process.close()
 
 
 def told(dialect: Dialect, text: str, parsing: ParsingOptions) -> list[Delta]:
