@@ -24,17 +24,21 @@ def upstream(stored: str) -> str:
 
 
 # Heads are rows of what makes queries and columns of what joins them, output groups likewise; the one key has no heads.
+# V4.1 names these parts alike.
+SHARED_RULES = (
+    Rule(r"^(embed|head)\.", Split.ROWS),
+    Rule(r"^(layers|mtp)\.\d+\.ffn\.experts\.\d+\.", Split.EXPERT),
+    Rule(r"^(layers|mtp)\.\d+\.ffn\.shared_experts\.w[13]\.", Split.ROWS),
+    Rule(r"^(layers|mtp)\.\d+\.ffn\.shared_experts\.w2\.", Split.COLUMNS),
+    Rule(r"^(layers|mtp)\.\d+\.ffn\.gate\.", Split.WHOLE),
+    Rule(r"^(layers|mtp)\.\d+\.attn\.(wq_b|wo_a|attn_sink)", Split.ROWS),
+    Rule(r"^(layers|mtp)\.\d+\.attn\.wo_b\.", Split.COLUMNS),
+    Rule(r"^(layers|mtp)\.\d+\.attn\.(wq_a|wkv|q_norm|kv_norm|compressor|indexer)\.", Split.WHOLE),
+)
 NAMING = Naming(
     upstream,
     (
-        Rule(r"^(embed|head)\.", Split.ROWS),
-        Rule(r"^(layers|mtp)\.\d+\.ffn\.experts\.\d+\.", Split.EXPERT),
-        Rule(r"^(layers|mtp)\.\d+\.ffn\.shared_experts\.w[13]\.", Split.ROWS),
-        Rule(r"^(layers|mtp)\.\d+\.ffn\.shared_experts\.w2\.", Split.COLUMNS),
-        Rule(r"^(layers|mtp)\.\d+\.ffn\.gate\.", Split.WHOLE),
-        Rule(r"^(layers|mtp)\.\d+\.attn\.(wq_b|wo_a|attn_sink)", Split.ROWS),
-        Rule(r"^(layers|mtp)\.\d+\.attn\.wo_b\.", Split.COLUMNS),
-        Rule(r"^(layers|mtp)\.\d+\.attn\.(wq_a|wkv|q_norm|kv_norm|compressor|indexer)\.", Split.WHOLE),
+        *SHARED_RULES,
         Rule(r"^norm\.|^hc_head_|^(layers|mtp)\.\d+\.(hc_|attn_norm\.|ffn_norm\.)", Split.WHOLE),
         Rule(r"^mtp\.\d+\.(enorm|hnorm|norm|e_proj|h_proj)\.", Split.WHOLE),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.checkpoint.rank import Rule, Split
 from engine.checkpoint.sharding import Naming
+from engine.families.v4.names import SHARED_RULES
 
 
 def upstream(stored: str) -> str:
@@ -18,14 +19,7 @@ def upstream(stored: str) -> str:
 NAMING = Naming(
     upstream,
     (
-        Rule(r"^(embed|head)\.", Split.ROWS),
-        Rule(r"^(layers|mtp)\.\d+\.ffn\.experts\.\d+\.", Split.EXPERT),
-        Rule(r"^(layers|mtp)\.\d+\.ffn\.shared_experts\.w[13]\.", Split.ROWS),
-        Rule(r"^(layers|mtp)\.\d+\.ffn\.shared_experts\.w2\.", Split.COLUMNS),
-        Rule(r"^(layers|mtp)\.\d+\.ffn\.gate\.", Split.WHOLE),
-        Rule(r"^(layers|mtp)\.\d+\.attn\.(wq_b|wo_a|attn_sink)", Split.ROWS),
-        Rule(r"^(layers|mtp)\.\d+\.attn\.wo_b\.", Split.COLUMNS),
-        Rule(r"^(layers|mtp)\.\d+\.attn\.(wq_a|wkv|q_norm|kv_norm|compressor|indexer)\.", Split.WHOLE),
+        *SHARED_RULES,
         Rule(r"^layers\.\d+\.engram\.embed\.", Split.TABLE),
         Rule(r"^layers\.\d+\.engram\.wkv\.", Split.COLUMNS),
         Rule(r"^layers\.\d+\.engram\.[qk]_weight$", Split.WHOLE),
