@@ -7,7 +7,7 @@ import pytest
 
 from bench.handoff import V41_BLOCK
 
-pytest.importorskip("triton", reason="triton comes with the extra 'gpu'")
+pytest.importorskip("triton", reason="triton comes with the extras 'dev' and 'gpu'")
 
 from bench.handoff_gpu import BLOCK_BYTES, BLOCK_EXTENTS, BLOCK_TOKENS, Payload, main
 

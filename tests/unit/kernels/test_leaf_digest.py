@@ -44,7 +44,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 @pytest.fixture(scope="module")
 def kernels() -> ModuleType:
-    pytest.importorskip("triton", reason="triton comes with the extra 'gpu'")
+    pytest.importorskip("triton", reason="triton comes with the extras 'dev' and 'gpu'")
     from kernels.triton import leaf_digest as found
 
     return found
@@ -134,7 +134,7 @@ def test_what_is_no_run_of_bytes_has_no_digest(memory: NDArray[np.uint8]) -> Non
 
 
 def test_kernels_equal_the_reference_in_tritons_interpreter() -> None:
-    pytest.importorskip("triton", reason="triton comes with the extra 'gpu'")
+    pytest.importorskip("triton", reason="triton comes with the extras 'dev' and 'gpu'")
     # In a process of its own: triton decides when it is imported whether it interprets.
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-m", "kernels.testing.leaf_digest"], check=True, timeout=120, env=environment)
