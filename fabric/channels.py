@@ -14,8 +14,9 @@ from fabric import deadline, errors
 from fabric.interceptors import REQUEST_ID_KEY, request_id
 
 MAX_MESSAGE_BYTES = 32 << 20
+# A frozen peer gets no work after 2 s (promise 16): the two together, and some time to notice and tell.
 _PING_EVERY_MS = 1000
-_PING_TIMEOUT_MS = 1000
+_PING_TIMEOUT_MS = 800
 _CONNECT_TIMEOUT_MS = 2000
 
 StubT = TypeVar("StubT")

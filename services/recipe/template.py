@@ -26,7 +26,7 @@ _OPENS, _CLOSES = "<think>", "</think>"
 
 
 class TemplateDialect(PlainDialect):
-    """One model's chat template with its tokenizer. `close` ends the process that renders."""
+    """One model's chat template with its tokenizer. The template renders in the one of its `processes`."""
 
     encoding = "template"
     chats = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
@@ -34,7 +34,10 @@ stop_lists = st.sampled_from([(), ("STOP",), ("é", "STOP", "\n"), ("</think>the
 @pytest.fixture(scope="module")
 def dialect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dialect]:
     folder = templatemodel.write(tmp_path_factory.mktemp("model") / "m", templatemodel.R1)
-    with closing(choice.open_dialect(RecipeSettings(discovery="memory://x", model=folder))) as opened:
+    opened = choice.open_dialect(RecipeSettings(discovery="memory://x", model=folder))
+    with ExitStack() as held:
+        for process in opened.processes:
+            held.callback(process.close)
         yield opened
 
 
