@@ -26,8 +26,8 @@ test: setup  ## the tests of every change (minutes)
 test-full: setup  ## all tests but those that need a GPU
 	$(PYTEST) -m "not gpu" $(ARGS)
 
-test-chaos: setup  ## of all tests, those that kill, freeze and corrupt
-	$(PYTEST) -m "chaos and not gpu" $(ARGS)
+test-chaos: setup  ## kill, freeze and corrupt; prints what was measured of each promise, writes docs/promises.md
+	$(PYTEST) -m "chaos and not gpu" --promises docs/promises.md $(ARGS)
 
 lint: setup  ## style, types, import matrix, contract, generated code, hygiene
 	$(BIN)/ruff check .
