@@ -27,17 +27,20 @@ def counted(prompt: Sequence[int]) -> list[int]:
 
 @asynccontextmanager
 async def worker_process(
-    stack: FrontStack, log: Path, service: str = "decode", pause_s: float = 0.0
+    stack: FrontStack, log: Path, service: str = "decode", pause_s: float = 0.0, discovery: str = ""
 ) -> AsyncIterator[procs.Process]:
     """A child that the stack's gateway knows and, for now, prefers: all others say that they drain.
 
-    A decode pauses after each token; a prefill takes prompts and never gets done with one.
+    A decode pauses after each token; a prefill takes prompts and never gets done with one. The child registers itself
+    where `discovery` says, or is registered here without one.
     """
-    command = procs.python("-m", "tests.support.fakeprocess", service, str(pause_s))
+    command = procs.python("-m", "tests.support.fakeprocess", service, str(pause_s), discovery or "memory://child")
     with procs.spawn(command, log) as child:
         address = (await asyncio.to_thread(child.json))["address"]
         member = MemberInfo(service, f"{service}-child", address, EPOCH, model=fakeworkers.MODEL)
-        async with open_discovery(stack.discovery).register(member):
+        async with AsyncExitStack() as registered:
+            if not discovery:
+                await registered.enter_async_context(open_discovery(stack.discovery).register(member))
             await drain_others(stack, draining=True, service=service)
             yield child
 
@@ -49,10 +52,10 @@ async def drain_others(stack: FrontStack, draining: bool, service: str = "decode
         await served.worker.heard()
 
 
-async def _serve(service: str, pause_s: float) -> None:
+async def _serve(service: str, pause_s: float, discovery: str) -> None:
     async with AsyncExitStack() as stack:
         script = Script(answer=counted, pause_s=pause_s, gates={"prefill": asyncio.Event()})
-        served = await fakeworkers.serve(stack, open_discovery("memory://child"), service, script, f"{service}-child")
+        served = await fakeworkers.serve(stack, open_discovery(discovery), service, script, f"{service}-child")
         print(json.dumps({"address": served.address}), flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             command, _, argument = line.partition(" ")
@@ -63,4 +66,4 @@ async def _serve(service: str, pause_s: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1], float(sys.argv[2])))
+    asyncio.run(_serve(sys.argv[1], float(sys.argv[2]), sys.argv[3]))

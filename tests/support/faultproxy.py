@@ -9,9 +9,10 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _CHUNK_BYTES = 64 << 10
+_ONCE = 1 << 60  # bytes until the next flip: never
 
 
 @dataclass(slots=True)
@@ -48,6 +49,11 @@ class FaultProxy:
         """Resets every running connection; new ones are served."""
         for writer in list(self._connections):
             writer.transport.abort()
+
+    def flip_once(self, after_bytes: int) -> None:
+        """Inverts one random bit, in the byte that comes after so many more towards the server."""
+        self.faults = replace(self.faults, flip_every_bytes=_ONCE)
+        self._until_flip = after_bytes
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -35,6 +35,7 @@ class FrontStack:
     recipe: Any
     client: httpx2.AsyncClient
     discovery: str
+    recipe_address: str
 
     def body(self, text: str = "hi", **extra: Any) -> dict[str, Any]:
         return {"model": fakeworkers.MODEL, "messages": [{"role": "user", "content": text}]} | extra
@@ -80,9 +81,11 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def front_stack(folder: Path, prefills: int = 1, decodes: int = 1, **settings: Any) -> AsyncIterator[FrontStack]:
-    """Starts everything and waits until the gateway is ready."""
-    url = f"memory://{uuid4().hex}"
+async def front_stack(
+    folder: Path, prefills: int = 1, decodes: int = 1, url: str = "", **settings: Any
+) -> AsyncIterator[FrontStack]:
+    """Starts everything and waits until the gateway is ready; `url` is where all find each other."""
+    url = url or f"memory://{uuid4().hex}"
     bytemodel.write(folder / fakeworkers.MODEL)
     script = Script()
     async with AsyncExitStack() as stack:
@@ -93,13 +96,14 @@ async def front_stack(folder: Path, prefills: int = 1, decodes: int = 1, **setti
         }
         recipe = Chassis(RecipeSettings(discovery=url, model=folder / fakeworkers.MODEL), build_recipe)
         stack.push_async_callback(recipe.close)
-        await recipe.start()
+        recipe_ready = await recipe.start()
         gateway = Chassis(GatewaySettings(discovery=url, http="127.0.0.1:0", **settings), build_gateway)
         stack.push_async_callback(gateway.close)
         ready = await gateway.start()
         client = httpx2.AsyncClient(base_url=f"http://{ready.http}", timeout=30.0)
         stack.push_async_callback(client.aclose)
-        front = FrontStack(ready.http, ready.address, script, served["prefill"], served["decode"], recipe, client, url)
+        workers = (served["prefill"], served["decode"])
+        front = FrontStack(ready.http, ready.address, script, *workers, recipe, client, url, recipe_ready.address)
         await front.until_ready()
         yield front
 

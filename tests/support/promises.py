@@ -127,7 +127,7 @@ class Ledger:
             figures = [figure for figure in test.figures if figure.promise == number]
             for figure in figures:
                 yield *figure.cells(), name
-            if number in test.promises and (test.trouble or not figures):
+            if number in test.promises and (test.trouble or not test.figures):
                 yield "", "", "", test.trouble or "no figure", name
 
 

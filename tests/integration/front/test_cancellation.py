@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from protos.deepinfer.v1 import decode_pb2
 from services.recipe.service import RecipeServicer
 from tests.support import bytemodel
 from tests.support.frontstack import FrontStack, front_stack, until
+from tests.support.promises import Recorder
 
 FINISHED = decode_pb2.WRITER_STATE_FINISHED
 NEVER_STARTED = decode_pb2.WRITER_STATE_NEVER_STARTED
@@ -29,6 +31,7 @@ async def leave_at(stack: FrontStack, phase: str, streamed: bool) -> None:
             await asking
 
 
+@pytest.mark.promise(13)
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize(
     ("phase", "writer"),
@@ -40,11 +43,12 @@ async def leave_at(stack: FrontStack, phase: str, streamed: bool) -> None:
     ],
 )
 async def test_a_client_that_leaves_frees_everything(
-    stack: FrontStack, phase: str, writer: int | None, streamed: bool
+    stack: FrontStack, phase: str, writer: int | None, streamed: bool, promise: Recorder
 ) -> None:
     await leave_at(stack, phase, streamed)
-    decode = stack.decodes[0].worker
-    await stack.until_idle(0.2)
+    left, decode = time.monotonic(), stack.decodes[0].worker
+    await stack.until_idle(2.0)
+    promise(13, f"left at {phase}: workers idle after", time.monotonic() - left, at_most=0.2, unit="s")
     known = {writer} if writer else {FINISHED, NEVER_STARTED}
     await until(lambda: bool(decode.released) and set(decode.released.values()) <= known, 0.2)
 
@@ -59,7 +63,8 @@ async def test_leaving_while_decode_reserves_releases_the_late_ticket(stack: Fro
     assert stack.idle()
 
 
-async def test_leaving_the_queue_costs_no_worker_anything(tmp_path: Path) -> None:
+@pytest.mark.promise(13)
+async def test_leaving_the_queue_costs_no_worker_anything(tmp_path: Path, promise: Recorder) -> None:
     async with front_stack(tmp_path, max_inflight=1) as stack:
         stack.script.gates["prefill"] = asyncio.Event()
         first = asyncio.create_task(stack.chat())
@@ -69,8 +74,10 @@ async def test_leaving_the_queue_costs_no_worker_anything(tmp_path: Path) -> Non
             await queued(stack, 5)
             for task in asking:
                 task.cancel()
+            left = time.monotonic()
             await asyncio.gather(*asking, return_exceptions=True)
         await queued(stack, 0)
+        promise(13, "left in the queue: out of it after", time.monotonic() - left, at_most=0.2, unit="s")
         stack.script.gates["prefill"].set()
         assert (await first).status_code == 200
         assert len(stack.decodes[0].worker.reserves) == 1
@@ -91,9 +98,10 @@ async def test_the_next_request_works_after_one_was_cancelled(stack: FrontStack)
     assert reply.json()["choices"][0]["message"]["content"] == "fine"
 
 
+@pytest.mark.promise(13)
 @pytest.mark.parametrize("method", ["Render", "Parse"])
 async def test_leaving_while_the_recipe_works_ends_its_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, promise: Recorder
 ) -> None:
     """The recipe's call stands still; nothing of the request runs anywhere once the client has left."""
     running, reached = [0], asyncio.Event()
@@ -112,8 +120,10 @@ async def test_leaving_while_the_recipe_works_ends_its_call(
             asking = asyncio.create_task(client.post("/v1/chat/completions", json=stack.body(stream=True)))
             await reached.wait()
             asking.cancel()
+            left = time.monotonic()
             await asyncio.gather(asking, return_exceptions=True)
-        await until(lambda: not running[0], 0.2)
-        await stack.until_idle(0.2)
+        await until(lambda: not running[0], 2.0)
+        await stack.until_idle(2.0)
+        promise(13, f"left at {method}: recipe and workers idle after", time.monotonic() - left, at_most=0.2, unit="s")
         await queued(stack, 0)
         assert "deepinfer_gateway_inflight_requests 0.0" in (await stack.client.get("/metrics")).text
