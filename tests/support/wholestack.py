@@ -17,7 +17,14 @@ from engine.families.v4.tiny import TINY, TinySpec, write_tiny
 from engine.sampling.params import SamplingParams
 from fabric.discovery import MemberInfo, open_discovery
 from fabric.server import Chassis, Service
-from protos.deepinfer.v1 import decode_pb2, decode_pb2_grpc, gateway_pb2, gateway_pb2_grpc
+from protos.deepinfer.v1 import (
+    decode_pb2,
+    decode_pb2_grpc,
+    gateway_pb2,
+    gateway_pb2_grpc,
+    prefill_pb2,
+    prefill_pb2_grpc,
+)
 from services.decode import service as decode_service
 from services.decode.settings import DecodeSettings
 from services.gateway.build import build as build_gateway
@@ -27,6 +34,7 @@ from services.prefill.settings import PrefillSettings
 from services.recipe.service import build as build_recipe
 from services.recipe.settings import RecipeSettings
 from tests.support import bytemodel, procs
+from tests.support.remote import process_id
 from tests.support.stack import pack_sampling
 
 WORKER = {"batch_invariant": True, "kv_memory_mb": 64, "landing_mb": 32, "chunk_tokens": 128}
@@ -106,13 +114,17 @@ class WholeStack:
 
     async def until_decodes(self, count: int) -> None:
         """Returns once the gateway would use `count` decode workers."""
+        await self.until_workers("decode", count)
+
+    async def until_workers(self, service: str, count: int) -> None:
+        """Returns once the gateway would use `count` workers of that kind."""
         async with asyncio.timeout(20.0):
-            while await self._decodes() != count:  # noqa: ASYNC110  the gateway's view
+            while await self._workers(service) != count:  # noqa: ASYNC110  the gateway's view
                 await asyncio.sleep(0.02)
 
-    async def _decodes(self) -> int:
+    async def _workers(self, service: str) -> int:
         models = (await self.stub.ListModels(gateway_pb2.ListModelsRequest())).models
-        return sum(model.decode_workers for model in models)
+        return sum(getattr(model, f"{service}_workers") for model in models)
 
     async def start_decode(self, **settings: Any) -> None:
         """One more decode worker in this process."""
@@ -136,21 +148,34 @@ class WholeStack:
     @asynccontextmanager
     async def decode_process(self, log_dir: Path, *arguments: str) -> AsyncIterator[procs.Process]:
         """One more decode worker, in a process of its own, as the gateway sees it from here on."""
+        async with self.worker_process("decode", log_dir, *arguments) as (child, _):
+            yield child
+
+    @asynccontextmanager
+    async def worker_process(
+        self, service: str, log_dir: Path, *arguments: str
+    ) -> AsyncIterator[tuple[procs.Process, str]]:
+        """One more prefill or decode worker, in a process of its own, and its address."""
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in WORKER.items() if value is not True]
+        flags += ["--no-kvstore"] if service == "prefill" else []
         command = procs.python(
-            *("-m", "services.decode", "--model", str(self.model), "--discovery", "memory://child"),
+            *("-m", f"services.{service}", "--model", str(self.model), "--discovery", "memory://child"),
             *("--transport", self.transport, "--batch-invariant", *flags, *arguments),
         )
-        with procs.spawn(command, log_dir / "decode.log") as child:
+        with procs.spawn(command, log_dir / f"{service}.log") as child:
             address = (await asyncio.to_thread(child.json, 60.0))["address"]
-            async with open_discovery(self.discovery).register(await _member(address)):
-                yield child
+            member = await _member(service, address, process_id(child.pid))
+            async with open_discovery(self.discovery).register(member):
+                yield child, address
 
 
-async def _member(address: str) -> MemberInfo:
+async def _member(service: str, address: str, process: str) -> MemberInfo:
     async with grpc.aio.insecure_channel(address) as channel:
-        info = await decode_pb2_grpc.DecodeServiceStub(channel).Info(decode_pb2.DecodeServiceInfoRequest())
-    return MemberInfo("decode", info.instance, address, info.epoch, model=info.model.name)
+        if service == "decode":
+            info = await decode_pb2_grpc.DecodeServiceStub(channel).Info(decode_pb2.DecodeServiceInfoRequest())
+        else:
+            info = await prefill_pb2_grpc.PrefillServiceStub(channel).Info(prefill_pb2.PrefillServiceInfoRequest())
+    return MemberInfo(service, info.instance, address, info.epoch, model=info.model.name, process=process)
 
 
 @asynccontextmanager

@@ -13,7 +13,8 @@ import pytest
 from engine.sampling.params import SamplingParams
 from fabric import failpoints
 from tests.support.oracle import Oracle
-from tests.support.wholestack import WholeStack, whole_stack, write_model
+from tests.support.promises import Recorder
+from tests.support.wholestack import WholeStack, whole_stack
 
 V41 = Path(__file__).parents[2] / "data" / "v41" / "tiny-q"
 PROMPT = [3 + (7 * index) % 250 for index in range(200)]
@@ -23,19 +24,10 @@ PENALISED = replace(SEEDED, repetition_penalty=1.2, presence_penalty=0.5, freque
 SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("bytes") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def oracle(model: Path) -> Oracle:
-    return Oracle(model)
-
-
+@pytest.mark.promise(10)
 @SAMPLINGS
 async def test_an_answer_that_moves_equals_an_undisturbed_one(
-    model: Path, oracle: Oracle, sampling: SamplingParams
+    model: Path, oracle: Oracle, sampling: SamplingParams, promise: Recorder
 ) -> None:
     """One failure at each kind of line, early, late and twice in one answer."""
     expected = await asyncio.to_thread(oracle.answer, PROMPT, sampling)
@@ -60,6 +52,7 @@ async def test_an_answer_that_moves_equals_an_undisturbed_one(
             assert (usage.prompt_tokens, usage.completion_tokens) == (len(PROMPT), len(expected)), spec
             assert usage.cached_tokens <= usage.prompt_tokens
             await stack.until_idle(3.0)
+    promise(10, f"engines: of {len(specs)} kinds of failure, answers as one undisturbed process", len(specs), exactly=8)
 
 
 def finished(stack: WholeStack) -> int:
@@ -68,9 +61,10 @@ def finished(stack: WholeStack) -> int:
     return sum(servicer.core.engine.engine.stats().finished for servicer in decodes)
 
 
+@pytest.mark.promise(10)
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 async def test_kill_9_or_freezing_of_a_decode_process_changes_no_token(
-    model: Path, oracle: Oracle, tmp_path: Path, how: str
+    model: Path, oracle: Oracle, tmp_path: Path, how: str, promise: Recorder
 ) -> None:
     """Two streams on one process that dies or stands still; the other decode comes while they run."""
     samplings = [replace(sampling, max_tokens=600) for sampling in (GREEDY, SEEDED)]
@@ -90,6 +84,7 @@ async def test_kill_9_or_freezing_of_a_decode_process_changes_no_token(
             assert answer.finish is not None and answer.finish.usage.completion_tokens == len(tokens)
         assert finished(stack) == before + len(answers), "an answer did not end on the spare"
         await stack.until_idle(5.0)
+    promise(10, f"decode process, {how}: a greedy and a seeded stream as undisturbed", len(answers), exactly=2)
 
 
 async def test_where_decode_replays_windows_a_moved_answer_is_whole(tmp_path: Path) -> None:
