@@ -16,7 +16,7 @@ from services.gateway.job import Finish, Job, Prompt, Update
 from services.gateway.ledger import Ledger
 from services.gateway.lives import Lives, Observe
 from services.gateway.narrator import Narrator
-from services.gateway.peers import Recipe
+from services.gateway.recipes import Recipes
 from services.gateway.recovery import Bounds, Recovery, RetryBudget
 from services.gateway.source import Source
 from services.gateway.tap import Batch, Tap
@@ -66,25 +66,29 @@ class Conductor:
         """
         self._budget.request()
         with ExitStack() as stack:
-            recipe = stack.enter_context(self._workers.recipe(job.model))
-            prompt = await self._prepare(job, recipe)
-            narrator = Narrator(recipe, _parse_start(job, prompt))
+            recipes = Recipes(job.model, job.request_id, self._workers, self._recovery(), self._observe)
+            stack.callback(recipes.close)
+            recipes.open()
+            prompt = await self._prepare(job, recipes)
+            narrator = Narrator(recipes, _parse_start(job, prompt))
             stack.callback(narrator.close)
-            recovery = Recovery(self._budget, self._bounds, self._random)
-            lives = Lives(job, prompt, self._workers, self._cleaner, recovery, self._observe)
+            lives = Lives(job, prompt, self._workers, self._cleaner, self._recovery(), self._observe)
             stack.callback(lives.close)
             opening = await self._open(prompt, narrator, lives)
             first = await self._first(opening, narrator)
             yield self._updates(replace(first, prompt_logprobs=opening.done.prompt_logprobs), opening, narrator)
 
-    async def _prepare(self, job: Job, recipe: Recipe) -> Prompt:
+    def _recovery(self) -> Recovery:
+        return Recovery(self._budget, self._bounds, self._random)
+
+    async def _prepare(self, job: Job, recipes: Recipes) -> Prompt:
         """The prompt in tokens, with sampling decided. Costs no worker anything."""
         limits = self._workers.limits(job.model)
         prompts.refuse_early(job, limits)
         seed = self._random.getrandbits(63)
         if job.render is None:
             return prompts.bounded(job, limits, job.token_ids, b"", limits.max_total_tokens, seed)
-        rendered = await recipe.render(job.render, job.request_id)
+        rendered = await recipes.render(job.render)
         if rendered.constraint_kind in _UNENFORCED:
             raise InvalidArgument("not supported", field="response_format", fix="use 'text'")
         default = rendered.default_max_tokens

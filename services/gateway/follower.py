@@ -8,9 +8,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from fabric.errors import DeadlineExceeded, ServiceError
 from fabric.telemetry import logs
-from protos.deepinfer.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from protos.deepinfer.v1 import (
+    common_pb2,
+    decode_pb2,
+    decode_pb2_grpc,
+    prefill_pb2,
+    prefill_pb2_grpc,
+    recipe_pb2,
+    recipe_pb2_grpc,
+)
 from services.gateway import rpc
 from services.gateway.link import Link
 from services.gateway.standing import Limits, Standing
@@ -49,8 +59,8 @@ class PrefillSide:
         return Limits(info.model, info.epoch, info.max_prompt_tokens, 1)
 
     async def watch(self) -> AsyncIterator[common_pb2.WorkerStatus]:
-        async for status in _statuses(self._stub.Watch(prefill_pb2.PrefillServiceWatchRequest())):
-            yield status
+        async for message in _messages(self._stub.Watch(prefill_pb2.PrefillServiceWatchRequest())):
+            yield message.status
 
 
 class DecodeSide:
@@ -64,8 +74,26 @@ class DecodeSide:
         return Limits(info.model, info.epoch, info.max_total_tokens, info.max_sequences)
 
     async def watch(self) -> AsyncIterator[common_pb2.WorkerStatus]:
-        async for status in _statuses(self._stub.Watch(decode_pb2.DecodeServiceWatchRequest())):
-            yield status
+        async for message in _messages(self._stub.Watch(decode_pb2.DecodeServiceWatchRequest())):
+            yield message.status
+
+
+class RecipeSide:
+    """Info and health of a recipe: it has no load to report, but its stream breaks when its process does."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._stub: Any = link.stub(recipe_pb2_grpc.RecipeServiceStub)
+        self._health: Any = link.stub(health_pb2_grpc.HealthStub)
+
+    async def limits(self, timeout_s: float) -> Limits:
+        info = await rpc.unary(self._stub.Info, recipe_pb2.RecipeServiceInfoRequest(), "", timeout_s)
+        model = common_pb2.ModelInfo(name=info.model, vocab_size=info.vocab_size)
+        return Limits(model, self._link.member.epoch, 0, 1)
+
+    async def watch(self) -> AsyncIterator[common_pb2.WorkerStatus]:
+        async for health in _messages(self._health.Watch(health_pb2.HealthCheckRequest())):
+            yield common_pb2.WorkerStatus(draining=health.status != health_pb2.HealthCheckResponse.SERVING)
 
 
 class Follower:
@@ -120,10 +148,10 @@ class Follower:
                     standing.seen()
 
 
-async def _statuses(call: Any) -> AsyncIterator[common_pb2.WorkerStatus]:
+async def _messages(call: Any) -> AsyncIterator[Any]:
     stream: rpc.GrpcStream[Any, Any] = rpc.GrpcStream(call)
     try:
         while (message := await stream.receive()) is not None:
-            yield message.status
+            yield message
     finally:
         stream.cancel()

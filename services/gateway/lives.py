@@ -18,7 +18,7 @@ from services.gateway.workers import Chosen, Workers
 
 _log = logs.get("lives")
 
-# Told of every lost life: "opening" or "streaming", the error's code, whether another life follows.
+# Told of every lost life or recipe: when it was lost, the error's code, whether another one follows.
 Observe = Callable[[str, str, bool], None]
 
 

@@ -47,7 +47,7 @@ class Meters:
         self._output.inc(finish.usage.completion_tokens)
 
     def workers_failed(self, when: str, code: str, goes_on: bool) -> None:
-        """`when`: "opening" before the first token was sent, "streaming" after it."""
+        """`when`: "opening" before the first token was sent, "streaming" after it; a recipe: "rendering", "parsing"."""
         self._failed.labels(when, code, "others" if goes_on else "given_up").inc()
 
     def ended(self, surface: str, code: str, seconds: float) -> None:

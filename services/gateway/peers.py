@@ -16,6 +16,11 @@ TokenStream = Stream[decode_pb2.DecodeServiceGenerateRequest, decode_pb2.DecodeS
 class Recipe(Protocol):
     """Translates between a protocol and tokens."""
 
+    @property
+    def key(self) -> str:
+        """Names this incarnation."""
+        ...
+
     async def render(self, request: recipe_pb2.RenderRequest, request_id: str) -> recipe_pb2.RenderResponse: ...
 
     def parse(self, request_id: str) -> ParseStream: ...
@@ -40,8 +45,8 @@ class Decode(Protocol):
 class GrpcRecipe:
     """A recipe service behind its stub."""
 
-    def __init__(self, stub: Any) -> None:
-        self._stub = stub
+    def __init__(self, key: str, stub: Any) -> None:
+        self.key, self._stub = key, stub
 
     async def render(self, request: recipe_pb2.RenderRequest, request_id: str) -> recipe_pb2.RenderResponse:
         reply: recipe_pb2.RenderResponse = await rpc.unary(self._stub.Render, request, request_id)

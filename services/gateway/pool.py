@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fabric.discovery import Discovery, MemberInfo
-from fabric.errors import DeadlineExceeded, NotFound, ServiceError, Unavailable
+from fabric.errors import NotFound, ServiceError, Unavailable
 from fabric.telemetry import logs
-from protos.deepinfer.v1 import common_pb2, decode_pb2_grpc, gateway_pb2, prefill_pb2_grpc, recipe_pb2, recipe_pb2_grpc
-from services.gateway import rpc
-from services.gateway.follower import DecodeSide, Follower, Patience, PrefillSide
+from protos.deepinfer.v1 import common_pb2, decode_pb2_grpc, gateway_pb2, prefill_pb2_grpc, recipe_pb2_grpc
+from services.gateway.follower import DecodeSide, Follower, Patience, PrefillSide, RecipeSide
 from services.gateway.job import ModelLimits
 from services.gateway.link import Link
 from services.gateway.peers import GrpcDecode, GrpcPrefill, GrpcRecipe, Recipe
@@ -34,8 +33,6 @@ class _Entry:
     link: Link
     task: asyncio.Task[None]
     standing: Standing | None = None
-    model: str = ""
-    seen_at: float = float("-inf")
 
     @property
     def serves(self) -> str:
@@ -73,12 +70,9 @@ class Pool:
 
     def ready(self) -> bool:
         """Whether a request for at least one model could be served now."""
-        recipes = {entry.model for entry in self._alive_recipes()}
-        sides = (
-            {worker.model for worker in _views(side)}
-            for side in (self._usable(self._prefill), self._usable(self._decode))
-        )
-        return bool(recipes.intersection(*sides))
+        sides = (self._recipe, self._prefill, self._decode)
+        models = [{standing.limits.model.name for standing in self._usable(side)} for side in sides]
+        return bool(models[0].intersection(*models[1:]))
 
     def limits(self, model: str) -> ModelLimits:
         prefill, decode = self._standings(self._prefill, model), self._standings(self._decode, model)
@@ -93,16 +87,17 @@ class Pool:
         )
 
     @contextmanager
-    def recipe(self, model: str) -> Iterator[Recipe]:
+    def recipe(self, model: str, excluded: frozenset[str]) -> Iterator[Recipe]:
         self.limits(model)
-        able = [entry for entry in self._alive_recipes() if entry.model == model]
+        able = [self._recipe[standing.key].link for standing in self._standings(self._recipe, model)]
+        able = [link for link in able if link.key not in excluded]
         if not able:
             raise Unavailable("no recipe service answers", fix="retry; if it stays, start one", retry_after_s=1.0)
         self._turn += 1
-        link = able[self._turn % len(able)].link
+        link = able[self._turn % len(able)]
         link.use()
         try:
-            yield GrpcRecipe(link.stub(recipe_pb2_grpc.RecipeServiceStub))
+            yield GrpcRecipe(link.key, link.stub(recipe_pb2_grpc.RecipeServiceStub))
         finally:
             link.leave()
 
@@ -164,10 +159,6 @@ class Pool:
         known = [entry.standing for entry in side.values() if entry.standing is not None]
         return [standing for standing in known if standing.usable(self._patience.stale_s)]
 
-    def _alive_recipes(self) -> list[_Entry]:
-        horizon = self._clock() - self._patience.stale_s
-        return [entry for entry in self._recipe.values() if entry.seen_at >= horizon]
-
     async def _members(
         self, service: str, side: dict[str, _Entry], follow: Callable[[Link], Coroutine[Any, Any, None]]
     ) -> None:
@@ -197,20 +188,9 @@ class Pool:
         ).run()
 
     async def _follow_recipe(self, link: Link) -> None:
-        """A recipe has no load to report: that it answers is all there is to know."""
-        stub: Any = link.stub(recipe_pb2_grpc.RecipeServiceStub)
-        while True:
-            entry = self._recipe.get(link.key)
-            try:
-                info = await rpc.unary(stub.Info, recipe_pb2.RecipeServiceInfoRequest(), "", self._patience.stale_s)
-                if entry is not None:
-                    entry.model, entry.seen_at = info.model, self._clock()
-            except DeadlineExceeded:
-                pass  # busy or stuck: only time tells
-            except ServiceError:
-                if entry is not None:
-                    entry.seen_at = float("-inf")
-            await asyncio.sleep(self._patience.probe_s)
+        await Follower(
+            link.key, RecipeSide(link), self._publisher(self._recipe, link), self._clock, self._patience
+        ).run()
 
     def _publisher(self, side: dict[str, _Entry], link: Link) -> Callable[[Standing], None]:
         def publish(standing: Standing) -> None:

@@ -28,9 +28,6 @@ class Stream(Protocol[OutT, InT]):
 
     async def send(self, message: OutT) -> None: ...
 
-    async def done(self) -> None:
-        """Nothing more will be sent."""
-
     async def receive(self) -> InT | None: ...
 
     def cancel(self) -> None:
@@ -56,12 +53,6 @@ class GrpcStream(Generic[OutT, InT]):
         except asyncio.CancelledError as error:
             _refuse_foreign_cancel(error)
             raise
-
-    async def done(self) -> None:
-        try:
-            await self._call.done_writing()
-        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            return  # already over: the next receive says why
 
     async def receive(self) -> InT | None:
         try:

@@ -40,11 +40,11 @@ class Workers(Protocol):
         """Raises NotFound for a model that nobody serves, Unavailable where one of its sides is missing."""
         ...
 
-    def recipe(self, model: str) -> AbstractContextManager[Recipe]:
+    def recipe(self, model: str, excluded: frozenset[str]) -> AbstractContextManager[Recipe]:
         """One for a whole request: it stays connected while the context is open, though it may be leaving.
 
         Raises:
-            NotFound, Unavailable: none answers.
+            NotFound, Unavailable: none outside `excluded` answers.
         """
         ...
 

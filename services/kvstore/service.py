@@ -14,6 +14,7 @@ from fabric.discovery import MemberInfo
 from fabric.health import Progress
 from fabric.kvlink import Link, open_link
 from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.metered import export_lane
 from fabric.lifecycle import Identity, background, new_identity
 from fabric.server import Service
 from fabric.telemetry.metrics import Metrics
@@ -92,6 +93,7 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
         stack.push_async_callback(index.close)
         link = open_link(settings.transport, identity.instance, identity.epoch)
         stack.push_async_callback(link.close)
+        export_lane(link, metrics)
         hints = Hints(index, identity.instance, time.monotonic)
         await stack.enter_async_context(background(hints.run(), "hints"))
         store = _open_store(settings, link, hints, metrics)

@@ -18,6 +18,7 @@ from engine.runner import EngineRunner
 from fabric.discovery import MemberInfo
 from fabric.errors import StartError
 from fabric.kvlink import Link, open_link
+from fabric.kvlink.metered import export_lane
 from fabric.lifecycle import Identity, new_identity
 from fabric.processes import this_process
 from fabric.telemetry import logs
@@ -75,6 +76,7 @@ async def open_core(service: str, settings: WorkerSettings) -> AsyncIterator[Cor
         stack.push_async_callback(runner.close)
         link = open_link(settings.transport, identity.instance, identity.epoch)
         stack.push_async_callback(link.close)
+        export_lane(link, metrics)
         metrics.build_info("model", engine.model.name)
         metrics.build_info("revision", engine.model.revision)
         metrics.build_info("transport", settings.transport)

@@ -50,8 +50,6 @@ class FakeStream:
         for item in self._reply(message):
             self.ready.put_nowait(item)
 
-    async def done(self) -> None: ...
-
     async def receive(self) -> Any:
         item = await self.ready.get()
         if isinstance(item, ServiceError):
@@ -88,6 +86,7 @@ class Stage:
         self.other_draw: int | None = None  # what prefill draws in later lives
         self.seeds: set[int] = set()
         self.prompts: list[list[int]] = []
+        self.key, self.alone = "recipe", False  # of the recipe; whether there is no other
 
     def heard(self, when: str, code: str, goes_on: bool) -> None:
         self.failures.append((when, code, goes_on))
@@ -106,8 +105,12 @@ class Stage:
         return ModelLimits(100, 120, 50, frozenset({EOS}))
 
     @contextmanager
-    def recipe(self, model: str) -> Iterator[Stage]:
+    def recipe(self, model: str, excluded: frozenset[str]) -> Iterator[Stage]:
+        if self.alone and "recipe" in self.log:
+            raise Unavailable("no recipe service answers")
+        self.log.append("recipe")
         yield self
+        self.log.append("left")
 
     def choose(self, demand: Demand, excluded: frozenset[str]) -> Chosen:
         self.excluded.append(excluded)
@@ -601,10 +604,23 @@ async def test_where_decode_replays_every_token_comes_from_it(stage: Stage, answ
     assert "generate" in stage.log and stage.released == []
 
 
-async def test_a_recipe_that_fails_is_not_the_workers_fault(stage: Stage) -> None:
-    stage.faults["parse.tokens"] = [Unavailable("recipe died")]
+@pytest.mark.parametrize("step", ["render", "parse.start", "parse.tokens", "parse.finish"])
+async def test_a_recipe_that_is_lost_is_not_the_workers_fault_and_another_goes_on(stage: Stage, step: str) -> None:
+    stage.faults[step] = [Unavailable("recipe died")]
     updates, failure = await run(stage)
-    assert updates == [] and isinstance(failure, Unavailable) and len(stage.excluded) == 1
+    assert failure is None and tokens(updates) == stage.tokens and updates[-1].finish is not None
+    assert len(stage.excluded) == len(stage.prompts) == 1 and stage.released == []
+    assert stage.failures == [("rendering" if step == "render" else "parsing", "unavailable", True)]
+    assert stage.log.count("recipe") == stage.log.count("left") == 2
+
+
+@pytest.mark.parametrize("step", ["render", "parse.start", "parse.tokens"])
+async def test_where_no_other_recipe_is_a_request_fails_clearly_and_holds_nothing(stage: Stage, step: str) -> None:
+    stage.alone, stage.faults[step] = True, [Unavailable("recipe died")]
+    updates, failure = await run(stage)
+    assert updates == [] and isinstance(failure, Unavailable) and len(stage.excluded) <= 1
+    assert stage.log.count("recipe") == stage.log.count("left")
+    assert all(writer == decode_pb2.WRITER_STATE_FINISHED for _, writer in stage.released)
 
 
 async def test_what_the_engine_cannot_enforce_is_refused(stage: Stage) -> None:

@@ -31,8 +31,6 @@ class Source:
 
     async def send(self, message: Any) -> None: ...
 
-    async def done(self) -> None: ...
-
     async def receive(self) -> Any:
         item = await self.items.get()
         if isinstance(item, Exception):
