@@ -17,6 +17,7 @@ from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.slabs import SlabState, Writer
 from fabric.kvlink.verify import Placement
 from tests.support.link_peer import ProcessPeer, sealed, source_bytes
+from tests.support.promises import Recorder
 
 OLD, NEW = 7 << 20, [60_000] * 20
 LIVE = 8  # blocks of so many rounds are live at a time
@@ -125,8 +126,11 @@ async def test_ten_frozen_writers_change_no_live_byte(ends):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_five_hundred_frozen_writers_change_no_live_byte(ends):
+@pytest.mark.promise(4)
+async def test_five_hundred_frozen_writers_change_no_live_byte(ends: Ends, promise: Recorder) -> None:
     when = await rounds(ends, 500, seed=2)
     assert sum(when.values()) == 500
     assert when["in mid-push"] >= 10, f"too few were frozen in mid-push: {dict(when)}"
-    print(f"500 rounds, 0 changed bytes, frozen: {dict(when)}")
+    name = ends.link.address.url.partition(":")[0]
+    what = f"{name}: writers frozen, given up and woken ({when['in mid-push']} in mid-push), no live byte changed"
+    promise(4, what, sum(when.values()), exactly=500)

@@ -12,6 +12,7 @@ import pytest
 from engine.families.mla import tiny as mla_tiny
 from engine.families.v4 import tiny as v4_tiny
 from tests.support.oracle import Case, Oracle, cases
+from tests.support.promises import Recorder
 from tests.support.stack import Stack, worker_stack
 
 V41 = Path(__file__).parents[1] / "data" / "v41" / "tiny-q"  # fake-quantization off: one FP4 flip moves a selection
@@ -68,10 +69,12 @@ async def test_some_prompts_answer_as_one_process_does(model: Path, transport: s
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.promise(1)
 @pytest.mark.parametrize("chunk_tokens", [128, 2048])
-async def test_200_prompts_answer_as_one_process_does(model: Path, chunk_tokens: int) -> None:
+async def test_200_prompts_answer_as_one_process_does(model: Path, chunk_tokens: int, promise: Recorder) -> None:
     """Half of the 200 with short chunks, half with chunks longer than any prompt."""
     half = cases(100, 2000, VOCABULARY, seed=chunk_tokens)
     settings = {"chunk_tokens": chunk_tokens, "kv_memory_mb": 256}
     async with worker_stack(model, prefill=settings, decode={"kv_memory_mb": 256}, store={"memory_mb": 256}) as stack:
         await _compare_all(stack, Oracle(model), half)
+    promise(1, f"{model.name.rstrip('0')}, chunks of {chunk_tokens}: prompts answered the same", len(half), exactly=100)
