@@ -84,7 +84,8 @@ class EtcdDiscovery:
         backoff = self._timing.backoff_min_s
         while True:
             try:
-                async with self._client() as client:
+                # A call alone may take longer than there is left: connecting to a network that swallows everything.
+                async with asyncio.timeout(max(backoff, ends - self._clock())), self._client() as client:
                     await client.get(_PREFIX.encode())
                     return
             except _FAILURES as error:

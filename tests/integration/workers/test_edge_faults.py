@@ -16,7 +16,6 @@ import pytest
 from engine.sampling.params import SamplingParams
 from fabric.discovery import open_discovery
 from fabric.errors import ServiceError
-from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import decode_pb2, kvstore_pb2, prefill_pb2
 from tests.support.faultproxy import FaultProxy, Faults, fault_proxy
 from tests.support.promises import Recorder
@@ -29,6 +28,7 @@ SICK = [Faults(black_hole=True), Faults(half_open=True), Faults(drip_bytes_per_s
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 PROMPTS = [[3 + (number + 3 * index) % 500 for index in range(300)] for number in range(REQUESTS)]
 TCP = "tcp://127.0.0.1:0"
+ROOM = {"max_sequences": 64, "kv_memory_mb": 128}
 
 
 @dataclass
@@ -62,7 +62,7 @@ async def prefill(stack: Stack, number: int) -> None:
 
 
 async def lookup(stack: Stack, number: int) -> None:
-    request = kvstore_pb2.LookupRequest(blocks=[common.BlockName(key=bytes([number] * 32))])
+    request = kvstore_pb2.LookupRequest(blocks=[kvstore_pb2.BlockName(key=bytes([number] * 32))])
     with suppress(grpc.aio.AioRpcError):
         await stack.kvstore.Lookup(request, timeout=DEADLINE_S)
 
@@ -70,11 +70,10 @@ async def lookup(stack: Stack, number: int) -> None:
 @asynccontextmanager
 async def link_edge(model: Path, folder: Path, side: str) -> AsyncIterator[Edge]:
     """What is written into the landings of `side`."""
-    async with worker_stack(model, transport=TCP, kvstore=side != "decode") as stack:
-        for number in range(REQUESTS):
-            if side != "decode":
-                await prefill(stack, number)
+    async with worker_stack(model, transport=TCP, kvstore=side != "decode", decode=ROOM) as stack:
         if side != "decode":
+            for number in range(REQUESTS):
+                await prefill(stack, number)
             await stack.idle()
             await stack.restart("prefill")  # its prompts are with the kvstore alone
         link = stack.running[side].servicer.core.link
@@ -89,7 +88,8 @@ async def store_edge(model: Path, folder: Path) -> AsyncIterator[Edge]:
     async with worker_stack(model, transport=TCP) as first, AsyncExitStack() as exits:
         proxy = await exits.enter_async_context(fault_proxy(first.running["kvstore"].address))
         options = {"kvstore": True, "discovery": f"static://kvstore={proxy.address}"}
-        second = await exits.enter_async_context(worker_stack(model, transport=TCP, kvstore=False, prefill=options))
+        stack = worker_stack(model, transport=TCP, kvstore=False, prefill=options, decode=ROOM)
+        second = await exits.enter_async_context(stack)
         yield Edge(second, proxy, lambda number: prefill(second, number), "prefill")
 
 

@@ -76,7 +76,8 @@ def bytes_of(stack: Stack) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.promise(5)
 async def test_tickets_of_an_earlier_incarnation_change_nothing(model: Path, oracle: Oracle, promise: Recorder) -> None:
-    async with worker_stack(model, transport="tcp://127.0.0.1:0", kvstore=False) as stack:
+    room = {"instance": "decode-0", "max_sequences": TICKETS, "kv_memory_mb": 128}
+    async with worker_stack(model, transport="tcp://127.0.0.1:0", kvstore=False, decode=room) as stack:
         old = [await handoff(stack, f"old-{number}", prompt) for number, prompt in enumerate(PROMPTS)]
         await stack.restart("decode")
         await stack.ask(PROMPTS[0], replace(GREEDY, max_tokens=2))
