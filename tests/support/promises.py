@@ -245,8 +245,8 @@ def _numbers(item: pytest.Item) -> list[int]:
 
 
 def _number(value: float) -> str:
-    """Whole numbers as such, others with three digits."""
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.3g}"
+    """Large and whole numbers without a fraction, others with three digits."""
+    return f"{value:,.0f}" if abs(value) >= 1000 or float(value).is_integer() else f"{value:.3g}"
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
