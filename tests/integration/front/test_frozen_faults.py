@@ -135,6 +135,7 @@ async def test_a_frozen_worker_loses_its_streams_within_3_s_and_its_place_within
         await Reading(stub).whole()
 
 
+@pytest.mark.slow
 @pytest.mark.promise(16)
 async def test_an_idle_worker_that_freezes_gets_no_work_after_2_s(
     stack: FrontStack, stub: Any, tmp_path: Path, promise: Recorder
@@ -152,6 +153,7 @@ async def test_an_idle_worker_that_freezes_gets_no_work_after_2_s(
         assert await failures(stack) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.promise(16)
 async def test_a_worker_that_holds_its_interpreter_for_4_s_keeps_stream_and_place(
     stack: FrontStack, stub: Any, tmp_path: Path, promise: Recorder

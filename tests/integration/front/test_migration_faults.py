@@ -142,6 +142,7 @@ async def test_a_client_that_leaves_while_its_answer_moves_frees_everything(two_
     await stack.until_idle(0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.promise(17, 18)
 @pytest.mark.parametrize("side", ["prefills", "decodes"])
 async def test_of_400_requests_none_fails_when_one_of_two_workers_dies_halfway(
