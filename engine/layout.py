@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
 from blake3 import blake3
@@ -40,6 +40,11 @@ class CacheGroup:
     def extent_bytes(self) -> int:
         """Bytes of one extent."""
         return self.layers * self.entries * self.record_bytes
+
+    @property
+    def unpaged(self) -> CacheGroup:
+        """What is left of the group when its entries are cut into blocks of another size."""
+        return replace(self, entries=1) if self.kind is GroupKind.GLOBAL else self
 
     def valid_entries(self, tokens: int) -> int:
         """Entries per layer that hold data once `tokens` tokens of the block (GLOBAL) or sequence (WINDOW) exist."""
@@ -124,10 +129,20 @@ class Layout:
         return sum(group.extent_bytes for group in self.windows)
 
     @property
+    def largest_extent(self) -> int:
+        """Bytes of the largest extent of any group."""
+        return max((group.extent_bytes for group in self.groups), default=0)
+
+    @property
     def fingerprint(self) -> str:
         """BLAKE3 (hex) of the layout's canonical JSON: two engines exchange records only when it is equal."""
-        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
-        return blake3(canonical.encode()).hexdigest()
+        return _digest(asdict(self))
+
+    @property
+    def records_fingerprint(self) -> str:
+        """The same for layouts that differ in `block_tokens` alone: one engine can write records for the other."""
+        unpaged = [asdict(group.unpaged) for group in self.groups]
+        return _digest([unpaged, self.max_rollback, asdict(self.replay)])
 
     def group(self, name: str) -> CacheGroup:
         """The group called `name`; KeyError names the groups that exist."""
@@ -139,3 +154,8 @@ class Layout:
     def blocks_for(self, tokens: int) -> int:
         """Blocks that `tokens` tokens occupy, the last one possibly only in part."""
         return -(-tokens // self.block_tokens)
+
+
+def _digest(value: object) -> str:
+    """BLAKE3 (hex) of canonical JSON."""
+    return blake3(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -144,6 +144,8 @@ class LayoutLike(Protocol):
     @property
     def fingerprint(self) -> str: ...
     @property
+    def records_fingerprint(self) -> str: ...
+    @property
     def block_tokens(self) -> int: ...
     @property
     def max_rollback(self) -> int: ...
@@ -161,6 +163,7 @@ def pack_layout(layout: LayoutLike) -> pb.Layout:
     policy = pb.ReplayPolicy(tokens=replay.tokens, decoder=replay.decoder, handoff=replay.handoff)
     return pb.Layout(
         fingerprint=layout.fingerprint,
+        records_fingerprint=layout.records_fingerprint,
         block_tokens=layout.block_tokens,
         max_rollback=layout.max_rollback,
         groups=[_pack_group(group) for group in layout.groups],

@@ -37,6 +37,12 @@ class CachePool:
         first = self._offsets[group]
         return self._slot_bytes[slot, first : first + self.layout.group(group).extent_bytes]
 
+    def row_of(self, group: str, index: int) -> tuple[int, int]:
+        """First byte and size of one extent in `blocks` or `slots`, counted from the start of that storage."""
+        declared = self.layout.group(group)
+        row = self.layout.block_bytes if declared.kind is GroupKind.GLOBAL else self.layout.window_bytes
+        return index * row + self._offsets[group], declared.extent_bytes
+
     def copy_slot(self, src: int, dst: int) -> None:
         """Copy every window group of one slot over another: taking or restoring an anchor."""
         self.slots[dst] = self.slots[src]

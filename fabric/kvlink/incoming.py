@@ -9,14 +9,16 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from enum import Enum
 
 from fabric.errors import Cancelled, DataLoss, DeadlineExceeded, Internal, InvalidArgument, ServiceError
 from fabric.kvlink import messages
 from fabric.kvlink.credit import ReceiveRing
 from fabric.kvlink.landing import LandingPool
-from fabric.kvlink.link import Bytes, Link, Notice
-from fabric.kvlink.messages import Chunk, Credit, GaveUp, Refusal
+from fabric.kvlink.link import Link, Notice
+from fabric.kvlink.messages import Alive, Chunk, Credit, FromSender, GaveUp, Refusal, Trailing
 from fabric.kvlink.slabs import SlabState, Writer
+from fabric.kvlink.verify import Destination
 from fabric.records import Landing, LinkAddress
 from fabric.telemetry import logs
 
@@ -24,10 +26,24 @@ _log = logs.get("kvlink")
 # Seconds without a chunk after which a credit is said again; doubled each time up to the most.
 _REPEAT_S = 0.1
 _REPEAT_MOST_S = 2.0
-# (group, block, size) -> where an extent's bytes go, uint8 [size]. Raises InvalidArgument for one nobody asked for.
-Place = Callable[[str, int, int], Bytes]
+# (group, block, size) -> where an extent's bytes go. Raises InvalidArgument for one nobody asked for.
+Place = Callable[[str, int, int], Destination]
+# Name and epoch of a link.
+Peer = tuple[str, int]
 # (valid entries, size, digest) as the writer sealed them, by (group, block).
 Verified = dict[tuple[str, int], tuple[int, int, int]]
+
+
+class Word(Enum):
+    """What a writer said of its writes."""
+
+    ALIVE = "alive"
+    DONE = "done"  # it wrote everything or gave up: it will write no more
+    TRAILING = "trailing"  # it starts no other write; one that it gave up may still be on its way
+
+
+# Told of every message of the writer of a transfer, also after the transfer was closed while its writer is in doubt.
+Heard = Callable[[str, Peer, Word], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +57,7 @@ class _Transfer:
     over: asyncio.Event = field(default_factory=asyncio.Event)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     error: ServiceError | None = None
-    writer: tuple[str, int] | None = None
+    writer: Peer | None = None
     reply: LinkAddress | None = None
     committing: asyncio.Task[None] | None = None
     crediting: asyncio.Task[None] | None = None
@@ -51,28 +67,37 @@ class Intake:
     """All pipelined transfers into one landing pool. Feed it the link's notices; it runs in the link's event loop.
 
     Args:
+        heard: told what writers say.
         commits: chunks that are copied at a time, over all transfers; they take turns in order of arrival.
         credit_timeout_s: seconds after which a credit that cannot be delivered is dropped.
     """
 
-    def __init__(self, link: Link, pool: LandingPool, commits: int = 2, credit_timeout_s: float = 5.0) -> None:
-        self._link, self._pool, self._credit_timeout_s = link, pool, credit_timeout_s
+    def __init__(
+        self,
+        link: Link,
+        pool: LandingPool,
+        heard: Heard = lambda owner, writer, word: None,
+        commits: int = 2,
+        credit_timeout_s: float = 5.0,
+    ) -> None:
+        self._link, self._pool, self._heard, self._credit_timeout_s = link, pool, heard, credit_timeout_s
         self._commits = asyncio.Semaphore(commits)
         self._open: dict[str, _Transfer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._in_doubt: dict[str, tuple[str, int] | None] = {}
+        self._in_doubt: dict[str, Peer | None] = {}
 
-    def open(self, owner: str, window_bytes: int, place: Place) -> Landing:
+    def open(self, owner: str, window_bytes: int, place: Place, writer: Peer | None = None) -> Landing:
         """Grants a ring of `window_bytes` bytes, at least the largest extent and better 4 chunks, to one writer.
 
         Chunks are verified into what `place` names as they arrive. `owner` becomes the landing's id and must be new.
+        Only `writer` is listened to; where it is None, the first one to say something.
 
         Raises:
             InvalidArgument: more than the pool has, or `owner` holds a landing already.
             Exhausted: no room now.
         """
         landing = self._pool.grant(owner, window_bytes)
-        self._open[owner] = _Transfer(landing, place, ReceiveRing(window_bytes))
+        self._open[owner] = _Transfer(landing, place, ReceiveRing(window_bytes), writer=writer)
         return landing
 
     def noticed(self, notice: Notice) -> bool:
@@ -81,7 +106,7 @@ class Intake:
             return False
         try:
             message = messages.unpack(notice.payload)
-            if isinstance(message, Chunk | GaveUp):
+            if not isinstance(message, Credit | Refusal):
                 self._told((notice.peer, notice.epoch), message)
         except InvalidArgument as error:
             _log.warning("notice dropped", peer=notice.peer, reason=error.message)
@@ -107,22 +132,27 @@ class Intake:
             raise transfer.error
         return transfer.verified
 
-    async def close(self, owner: str, writer: Writer) -> bool:
-        """Ends a transfer, complete or not. When this returns nothing is copied to its places any more.
+    def stop(self, owner: str, writer: Writer) -> asyncio.Task[None] | None:
+        """Ends a transfer, complete or not; safe to repeat. Once the task that is returned is done, or at once where
+        there is none, nothing is copied to its places any more.
 
         `writer` is what is known of a writer that has not said that it is done. A later call with better news frees
-        what was in doubt. Returns False where there was nothing to end: safe to repeat.
+        what was in doubt.
         """
         transfer = self._open.pop(owner, None)
-        if transfer is None:
-            return self._pool.release(owner, writer)
-        self._fail(transfer, Cancelled(f"{owner} was closed"))
+        if transfer is not None:
+            self._fail(transfer, Cancelled(f"{owner} was closed"))
         self._pool.release(owner, writer)
-        if self._pool.state(owner) is not SlabState.FREE:
+        if transfer is not None and self._pool.state(owner) is not SlabState.FREE:
             self._in_doubt[owner] = transfer.writer
-        if transfer.committing is not None:
-            await asyncio.wait([transfer.committing])
-        return True
+        self._forget_what_is_free()
+        return transfer.committing if transfer is not None else None
+
+    async def close(self, owner: str, writer: Writer) -> None:
+        """As `stop`, and waits until nothing is copied any more."""
+        copying = self.stop(owner, writer)
+        if copying is not None:
+            await asyncio.wait([copying])
 
     async def aclose(self) -> None:
         """Ends everything; for the end of the process, before the link closes."""
@@ -144,11 +174,10 @@ class Intake:
             raise InvalidArgument(f"{owner} is no open transfer", field="landing")
         return transfer
 
-    def _told(self, writer: tuple[str, int], message: Chunk | GaveUp) -> None:
-        reply = message.reply if isinstance(message, Chunk) else None
-        if reply is not None and (reply.peer, reply.epoch) != writer:
-            raise InvalidArgument(f"{writer[0]} wants credit for {reply.peer}", field="reply")
+    def _told(self, writer: Peer, message: FromSender) -> None:
         transfer = self._open.get(message.transfer)
+        if isinstance(message, Chunk) and message.reply is not None:
+            _require_own(message.reply, writer)
         if transfer is None:
             self._told_late(writer, message)
             return
@@ -156,25 +185,46 @@ class Intake:
             transfer.writer = writer
         if transfer.writer != writer:
             raise InvalidArgument(f"{message.transfer} is written by {transfer.writer[0]}", field="transfer")
-        if isinstance(message, GaveUp) or (message.last and transfer.over.is_set()):
-            self._pool.release(message.transfer, Writer.FINISHED)
-            transfer.reply = None  # it knows
-            self._fail(transfer, Cancelled("the writer gave up"))
+        match message:
+            case Chunk():
+                self._chunk(transfer, message)
+            case GaveUp():
+                self._over(transfer)
+            case Trailing():
+                self._fail(transfer, Cancelled("the writer gave up a push"))
+        self._heard(message.transfer, writer, _word(message))
+
+    def _chunk(self, transfer: _Transfer, chunk: Chunk) -> None:
+        if chunk.last and transfer.over.is_set():
+            self._over(transfer)
             return
-        transfer.reply = reply or transfer.reply
+        transfer.reply = chunk.reply or transfer.reply
         if not transfer.over.is_set():
-            self._take(transfer, message)
-        if reply is not None:
+            self._take(transfer, chunk)
+        if chunk.reply is not None:
             self._return(transfer)
 
-    def _told_late(self, writer: tuple[str, int], message: Chunk | GaveUp) -> None:
-        """A writer that was given up says that it is done: its landing is clean."""
+    def _over(self, transfer: _Transfer) -> None:
+        """The writer is done, and knows it."""
+        self._pool.release(transfer.landing.id, Writer.FINISHED)
+        transfer.reply = None
+        self._fail(transfer, Cancelled("the writer gave up"))
+
+    def _told_late(self, writer: Peer, message: FromSender) -> None:
+        """A writer that was given up speaks: where it says that it is done, its landing is clean."""
         known = self._in_doubt.get(message.transfer, ("", -1))
-        if known in (None, writer) and (isinstance(message, GaveUp) or message.last):
-            self._pool.release(message.transfer, Writer.FINISHED)
-        elif isinstance(message, Chunk) and message.reply is not None:
+        word = _word(message)
+        if isinstance(message, Chunk) and message.reply is not None and word is not Word.DONE:
             news = Refusal(message.transfer, Cancelled.code, f"{message.transfer} is not open")
             self._spawn(self._send(message.reply, news))
+        if known not in (None, writer):
+            return
+        if word is Word.DONE:
+            self._pool.release(message.transfer, Writer.FINISHED)
+        self._forget_what_is_free()
+        self._heard(message.transfer, writer, word)
+
+    def _forget_what_is_free(self) -> None:
         for owner in [each for each in self._in_doubt if self._pool.state(each) is SlabState.FREE]:
             del self._in_doubt[owner]
 
@@ -273,6 +323,21 @@ class Intake:
         if error is not None:
             return Refusal(owner, error.code, error.message)
         return Credit(owner, transfer.ring.taken_out)
+
+
+def _word(message: FromSender) -> Word:
+    match message:
+        case Alive() | Chunk(last=False):
+            return Word.ALIVE
+        case Trailing():
+            return Word.TRAILING
+    return Word.DONE
+
+
+def _require_own(reply: LinkAddress, writer: Peer) -> None:
+    """A writer that names another's address could have others flooded."""
+    if (reply.peer, reply.epoch) != writer:
+        raise InvalidArgument(f"{writer[0]} wants credit for {reply.peer}", field="reply")
 
 
 def _check(chunk: Chunk) -> None:

@@ -1,6 +1,6 @@
 """What both ends of a pipelined transfer tell each other by notices. Knows bytes and bounds, sends nothing.
 
-A message starts with one byte that names its kind, 0x10 to 0x13, so that it can share a link's notices with others.
+A message starts with one byte that names its kind, 0x10 to 0x15, so that it can share a link's notices with others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fabric.records import LinkAddress
 # An extent: group, block, valid entries, offset in the landing, size, digest. A tuple, since making an object of each
 # takes as long as copying 8 KB.
 Row = tuple[str, int, int, int, int, int]
-_CHUNK, _GAVE_UP, _CREDIT, _REFUSAL = 0x10, 0x11, 0x12, 0x13
+_CHUNK, _GAVE_UP, _CREDIT, _REFUSAL, _ALIVE, _TRAILING = 0x10, 0x11, 0x12, 0x13, 0x14, 0x15
 _RUN = struct.Struct("<QQQQB")
 _SIZE = struct.Struct("<I")
 _EXTENT = np.dtype(
@@ -67,6 +67,26 @@ class GaveUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Alive:
+    """The writer is there and has nothing to write yet."""
+
+    transfer: str
+
+    def pack(self) -> bytes:
+        return _pack(_ALIVE, [self.transfer.encode()])
+
+
+@dataclass(frozen=True, slots=True)
+class Trailing:
+    """The writer starts no write for this transfer any more, but one that it gave up may still be on its way."""
+
+    transfer: str
+
+    def pack(self) -> bytes:
+        return _pack(_TRAILING, [self.transfer.encode()])
+
+
+@dataclass(frozen=True, slots=True)
 class Credit:
     """Everything before `position` was taken out of the landing."""
 
@@ -89,12 +109,13 @@ class Refusal:
         return _pack(_REFUSAL, [self.transfer.encode(), self.code.encode(), self.message.encode()])
 
 
-Message = Chunk | GaveUp | Credit | Refusal
+FromSender = Chunk | GaveUp | Alive | Trailing
+FromReceiver = Credit | Refusal
 
 
 def is_for_receiver(payload: bytes) -> bool:
     """Whether a notice is what a sender says; see `unpack`."""
-    return payload[:1] in (b"\x10", b"\x11")
+    return payload[:1] in (b"\x10", b"\x11", b"\x14", b"\x15")
 
 
 def is_for_sender(payload: bytes) -> bool:
@@ -102,7 +123,7 @@ def is_for_sender(payload: bytes) -> bool:
     return payload[:1] in (b"\x12", b"\x13")
 
 
-def unpack(payload: bytes) -> Message:
+def unpack(payload: bytes) -> FromSender | FromReceiver:
     """Raises InvalidArgument for bytes that are no message, or seals of another digest kind."""
     try:
         parts = _unpack(payload)
@@ -115,6 +136,10 @@ def unpack(payload: bytes) -> Message:
                 return Credit(parts[0].decode(), int(parts[1]))
             case 0x13:
                 return Refusal(*map(bytes.decode, parts))
+            case 0x14:
+                return Alive(*map(bytes.decode, parts))
+            case 0x15:
+                return Trailing(*map(bytes.decode, parts))
     except (struct.error, ValueError, TypeError, IndexError) as error:
         raise InvalidArgument("not a message of a pipelined transfer", field="notice") from error
     raise InvalidArgument("not a message of a pipelined transfer", field="notice")

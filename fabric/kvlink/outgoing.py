@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from fabric.errors import DeadlineExceeded, InvalidArgument, ServiceError, from_
 from fabric.kvlink import messages
 from fabric.kvlink.credit import FairQueue, Flow, Run, SendRing, Turn, cut
 from fabric.kvlink.link import Link, Notice, Offsets, Region, Write
-from fabric.kvlink.messages import Chunk, Credit, GaveUp, Refusal
+from fabric.kvlink.messages import Alive, Chunk, Credit, GaveUp, Refusal, Trailing
 from fabric.kvlink.plan import lay_out, write_to
 from fabric.records import Landing, LinkAddress
 from fabric.telemetry import logs
@@ -61,7 +62,7 @@ class Sender:
     @asynccontextmanager
     async def transfer(self, landing: Landing) -> AsyncIterator[Outgoing]:
         """One transfer into `landing`. At the end of the block, unless the last chunk was sent, the receiver is told
-        that no more will be written, provided that this is true.
+        that no more will be written, or that a write which was given up may still be on its way.
 
         Raises:
             InvalidArgument: a transfer into this landing is open.
@@ -73,7 +74,12 @@ class Sender:
             yield outgoing
         finally:
             del self._open[landing.id]
-            await outgoing.end()
+            await _to_its_end(outgoing.end())
+
+    async def give_up(self, landing: Landing) -> None:
+        """Tells the receiver that nothing will be written into a landing for which no transfer was begun."""
+        async with self.transfer(landing):
+            pass
 
     def noticed(self, notice: Notice) -> bool:
         """Takes a credit or a refusal; False for a notice that is neither. A malformed one is logged and dropped."""
@@ -153,14 +159,19 @@ class Outgoing:
             self._refused = from_detail(ErrorDetail(message.code, message.message))
         self._credited.set()
 
+    async def alive(self) -> None:
+        """Tells the receiver that this writer is there. Raises ServiceError where it cannot be told."""
+        await self._push([], Alive(self._landing.id).pack())
+
     async def end(self) -> None:
-        """Tells the receiver that no more will be written, unless it knows or a write may still be under way."""
-        if self._finished or self._in_doubt:
+        """Tells the receiver that no more will be written, unless it knows. It says no more than is known."""
+        if self._finished:
             return
         self._finished = True
-        address, notify = self._landing.address, GaveUp(self._landing.id).pack()
+        message = Trailing(self._landing.id) if self._in_doubt else GaveUp(self._landing.id)
+        address, timeout_s = self._landing.address, self._sender.limits.timeout_s
         try:
-            await self._sender.link.push(address, [], notify=notify, timeout_s=self._sender.limits.timeout_s)
+            await self._sender.link.push(address, [], notify=message.pack(), timeout_s=timeout_s)
         except ServiceError as error:
             _log.info("receiver not told that the transfer ended", code=error.code)
 
@@ -225,18 +236,27 @@ class Outgoing:
 
     async def _push(self, writes: Sequence[Write], notify: bytes) -> None:
         """Pushes to its end even when the caller is cancelled: the source must not change meanwhile."""
-        sender = self._sender
-        push = sender.link.push(self._landing.address, writes, notify=notify, timeout_s=sender.limits.timeout_s)
-        task = asyncio.ensure_future(push)
+        await _to_its_end(self._write(writes, notify))
+
+    async def _write(self, writes: Sequence[Write], notify: bytes) -> None:
+        link, timeout_s = self._sender.link, self._sender.limits.timeout_s
         try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait([task])
-            self._in_doubt = task.exception() is not None
-            raise
+            await link.push(self._landing.address, writes, notify=notify, timeout_s=timeout_s)
         except ServiceError:
-            self._in_doubt = True
+            self._in_doubt = self._in_doubt or bool(writes)
             raise
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work`, which has a deadline, to its end even when the caller is cancelled."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # retrieved: the caller is gone, nobody else will
+        raise
 
 
 async def _before(timeout_s: float, event: Awaitable[object], what: str) -> None:

@@ -18,8 +18,10 @@ _PIECE_BYTES = 256 << 10
 # Up to here a copy keeps the interpreter, for 8 microseconds: giving it up and waiting for it again takes longer.
 _SMALL_BYTES = 64 << 10
 
-# Offset in a landing, bytes, digest, live memory (uint8 [bytes]): a `Placement` without the objects, for many of them.
-CopyRow = tuple[int, int, int, Bytes]
+# Where an extent's bytes go: one run of live memory, or several that follow each other in the extent. uint8 [n] each.
+Destination = Bytes | tuple[Bytes, ...]
+# Offset in a landing, bytes, digest, live memory: a `Placement` without the objects, for many of them.
+CopyRow = tuple[int, int, int, Destination]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +83,9 @@ def copy_rows(landing: Bytes, rows: Sequence[CopyRow]) -> int | None:
     """
     source = landing.data
     for index, (offset, size, wanted, destination) in enumerate(rows):
-        if size <= _SMALL_BYTES:
+        if isinstance(destination, tuple):
+            found = _scatter(destination, landing[offset : offset + size])
+        elif size <= _SMALL_BYTES:
             target = destination.data
             target[:] = source[offset : offset + size]
             found = xxhash.xxh3_64_intdigest(target)
@@ -97,9 +101,24 @@ def _misfit(row: CopyRow, landing_bytes: int) -> str:
     offset, size, _, destination = row
     if offset < 0 or size <= 0 or offset + size > landing_bytes:
         return f"leaves its landing of {landing_bytes} bytes"
-    if destination.shape != (size,) or destination.dtype != np.uint8 or not destination.flags.c_contiguous:
+    runs = destination if isinstance(destination, tuple) else (destination,)
+    if sum([len(run) for run in runs]) != size or not all(map(_is_run, runs)):
         return "does not match its destination"
     return ""
+
+
+def _is_run(memory: Bytes) -> bool:
+    return memory.ndim == 1 and memory.dtype == np.uint8 and bool(memory.flags.c_contiguous)
+
+
+def _scatter(targets: tuple[Bytes, ...], source: Bytes) -> int:
+    """Digest of what arrived in `targets`, one after the other."""
+    seal, at = xxhash.xxh3_64(), 0
+    for target in targets:
+        np.copyto(target, source[at : at + len(target)])
+        seal.update(target.data)
+        at += len(target)
+    return seal.intdigest()
 
 
 def _copy_pieces(target: Bytes, source: Bytes) -> int:

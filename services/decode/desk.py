@@ -12,34 +12,33 @@ from engine.runner import EngineRunner
 from fabric.deaths import Incarnation
 from fabric.errors import InvalidArgument, ServiceError, Unavailable
 from fabric.kvlink import Link, Notice
+from fabric.kvlink.incoming import Intake, Peer, Word
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.slabs import Writer
-from fabric.kvlink.verify import Placement
 from fabric.records import Landing
 from fabric.telemetry import logs
+from services.decode.places import Places
 from services.decode.telemetry import DecodeMetrics
 from services.decode.tickets import Ticket, TicketBook, TicketState, WriterState
 from services.decode.wake import Wake
-from services.worker.extents import extent_view
 from services.worker.failures import engine_errors
 from services.worker.geometry import Handoff
-from services.worker.notices import HandoffNotice
-from services.worker.receipts import Receipt, require_complete
+from services.worker.pairing import Records, require_pair
+from services.worker.receipts import Receipt, require_complete, require_verified
 
 _log = logs.get("desk")
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveAsk:
-    """`tokens` are the prompt and what was generated after it in an earlier life."""
+    """`tokens` are the prompt and what was generated after it in an earlier life; `records` are what prefill writes."""
 
     request_id: str
     tokens: tuple[int, ...]
     max_total_tokens: int
     salt: bytes
     use_cache: bool
-    layout_fingerprint: str
-    model_revision: str
+    records: Records
     writer: Incarnation | None = None
     epoch: int = 0  # of the worker that is meant; 0: whichever answers
 
@@ -53,8 +52,21 @@ _LANDING_WRITERS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """max_total_tokens: of prompt and output. window_bytes: landing memory of one handoff, at most. handoff_s: from the
+    receipt, which leaves when everything is written, until everything is verified."""
+
+    max_total_tokens: int
+    window_bytes: int = 16 << 20
+    handoff_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
 class Holding:
-    """What one ticket holds: engine memory by its request id and, until it is verified, a landing."""
+    """What one ticket holds: engine memory by its request id and, until all is verified, a landing.
+
+    `handoff` is counted in prefill's blocks.
+    """
 
     ticket_id: str
     ask: ReserveAsk
@@ -74,12 +86,13 @@ class Desk:
         book: TicketBook,
         mint: Callable[[], str],
         metrics: DecodeMetrics,
-        max_total_tokens: int,
+        limits: Limits,
         wake: Wake,
     ) -> None:
         self._engine, self._link, self._landings, self._book = engine, link, landings, book
-        self._mint, self._metrics, self.max_total_tokens = mint, metrics, max_total_tokens
+        self._mint, self._metrics, self.limits = mint, metrics, limits
         self._wake, self._draining = wake, False
+        self._intake = Intake(link, landings, self._heard)
         self._holdings: dict[str, Holding] = {}
         self.signs = 0  # notices and sweeps: they move while tickets wait, though the engine has nothing to do
 
@@ -115,25 +128,34 @@ class Desk:
             self._book.require_epoch(ask.epoch)
         if self._draining:
             raise Unavailable("this worker drains", fix="reserve on another worker")
-        self._require_pair(ask)
-        if ask.max_total_tokens > self.max_total_tokens:
+        model = self._engine.engine.model
+        require_pair(ask.records, Records(model.revision, model.layout))
+        if ask.max_total_tokens > self.limits.max_total_tokens:
             raise InvalidArgument(
-                f"{ask.max_total_tokens} tokens of prompt and output; this worker takes {self.max_total_tokens}",
+                f"{ask.max_total_tokens} tokens of prompt and output; this worker takes {self.limits.max_total_tokens}",
                 field="max_total_tokens",
                 fix="shorten the prompt or lower max_tokens",
             )
         reservation = await self._reserve_memory(ask)
         try:
-            handoff = Handoff(self._engine.engine.model.layout, len(ask.tokens), reservation.held_tokens)
-            ticket_id = self._mint()
-            landing = self._landings.grant(ticket_id, handoff.landing_bytes)
-            try:
-                self._book.issue(ticket_id, ask.request_id, ask.writer)
-            except ServiceError:
-                self._landings.release(ticket_id, Writer.NEVER_STARTED)
-                raise
+            return self._issue(ask, reservation)
         except BaseException:
             self._engine.release(ask.request_id)
+            raise
+
+    def _issue(self, ask: ReserveAsk, reservation: Reservation) -> Holding:
+        """Landing and ticket for what the engine reserved, or nothing."""
+        handoff = Handoff.beyond(ask.records.layout, len(ask.tokens), reservation.held_tokens)
+        kv = HeldKV(reservation.blocks, reservation.slot, len(ask.tokens))
+        places = Places(self._engine.engine.pool, handoff, kv, reservation.held_tokens)
+        writer = (ask.writer.instance, ask.writer.epoch) if ask.writer is not None else None
+        ticket_id = self._mint()
+        window = min(handoff.landing_bytes, max(self.limits.window_bytes, handoff.layout.largest_extent))
+        landing = self._intake.open(ticket_id, window, places, writer)
+        try:
+            self._book.issue(ticket_id, ask.request_id, ask.writer)
+        except ServiceError:
+            self._intake.stop(ticket_id, Writer.NEVER_STARTED)
             raise
         holding = self._holdings[ticket_id] = Holding(ticket_id, ask, reservation, handoff, landing)
         return holding
@@ -153,25 +175,24 @@ class Desk:
             self.release(ticket_id, WriterState.UNKNOWN)  # the book knows better where the writer said that it is done
 
     async def verify(self, holding: Holding, receipt: Receipt) -> None:
-        """Copies everything the prompt needs out of the landing, checking each digest on the copy.
+        """Returns once everything that the prompt needs is in its place, each digest checked on the copy.
 
         Raises:
             InvalidArgument: the receipt is another request's or another model's.
             DataLoss: an extent is missing, or its bytes are not as they were sealed.
+            ServiceError: its writer gave up, or what it wrote did not arrive in time.
         """
-        model = self._engine.engine.model
+        ask, handoff = holding.ask, holding.handoff
         _require_equal("receipt.ticket_id", receipt.ticket_id, holding.ticket_id)
-        _require_equal("receipt.request_id", receipt.request_id, holding.ask.request_id)
-        _require_equal("receipt.model_revision", receipt.model_revision, model.revision)
-        _require_equal("receipt.layout_fingerprint", receipt.layout_fingerprint, model.layout.fingerprint)
-        with self._metrics.transfer(holding.handoff.landing_bytes):
-            require_complete(receipt, holding.handoff)
-            kv = HeldKV(holding.reservation.blocks, holding.reservation.slot, len(holding.ask.tokens))
-            pool = self._engine.engine.pool
-            placements = [Placement(item, extent_view(pool, item.group, item.block, kv)) for item in receipt.extents]
-            await self._landings.commit(holding.ticket_id, placements)
+        _require_equal("receipt.request_id", receipt.request_id, ask.request_id)
+        _require_equal("receipt.model_revision", receipt.model_revision, ask.records.model_revision)
+        _require_equal("receipt.layout_fingerprint", receipt.layout_fingerprint, handoff.layout.fingerprint)
+        with self._metrics.transfer(handoff.landing_bytes):
+            require_complete(receipt, handoff)
+            verified = await self._intake.ready(holding.ticket_id, self.limits.handoff_s)
+            require_verified(receipt, verified)
         self._book.complete(holding.ticket_id)
-        self._landings.release(holding.ticket_id, Writer.FINISHED)
+        self._intake.stop(holding.ticket_id, Writer.FINISHED)
 
     def release(self, ticket_id: str, writer: WriterState, epoch: int = 0) -> bool:
         """Ends a ticket; False if there was nothing to end. Safe to repeat.
@@ -187,16 +208,17 @@ class Desk:
         return ticket is not None
 
     def noticed(self, arrived: Notice) -> None:
-        """A writer's notice arrived."""
-        notice = HandoffNotice.load(arrived.payload)
-        if notice is None:
-            return
+        """A notice arrived; one that is no writer's is dropped."""
+        self._intake.noticed(arrived)
+
+    def _heard(self, ticket_id: str, writer: Peer, word: Word) -> None:
+        """The writer of a ticket said something."""
         self.signs += 1
-        sender = Incarnation(arrived.peer, arrived.epoch)
-        if notice.trailing:
-            self._book.trails(notice.handoff_id, sender)
-        elif self._book.arrived(notice.handoff_id, notice.last, sender):
-            self._landings.release(notice.handoff_id, Writer.FINISHED)
+        sender = Incarnation(*writer)
+        if word is Word.TRAILING:
+            self._book.trails(ticket_id, sender)
+        elif self._book.arrived(ticket_id, word is Word.DONE, sender):
+            self._intake.stop(ticket_id, Writer.FINISHED)
 
     def sweep(self) -> None:
         """Ends every ticket whose lease is over, and every doubt whose writer is over for long enough."""
@@ -221,28 +243,26 @@ class Desk:
         async for notice in self._link.notices():
             self.noticed(notice)
 
+    async def close(self) -> None:
+        """Ends what is still being copied; before the engine and the link close."""
+        await self._intake.aclose()
+
     def _drop(self, ticket: Ticket, writer: WriterState) -> None:
         """Safe to repeat: a ticket in quarantine drops its engine memory now, its landing when its writer is done."""
-        holding = self._holdings.pop(ticket.id, None)
-        if holding is not None:
-            self._engine.release(holding.ask.request_id)
         in_doubt = ticket.state is TicketState.QUARANTINED
-        self._landings.release(ticket.id, Writer.UNKNOWN if in_doubt else _LANDING_WRITERS[writer])
+        copying = self._intake.stop(ticket.id, Writer.UNKNOWN if in_doubt else _LANDING_WRITERS[writer])
+        holding = self._holdings.pop(ticket.id, None)
+        if holding is None:
+            return
+        if copying is None:
+            self._engine.release(holding.ask.request_id)
+        else:  # blocks that a chunk is copied into are not another's before it ended
+            copying.add_done_callback(lambda _: self._engine.release(holding.ask.request_id))
 
     async def _reserve_memory(self, ask: ReserveAsk) -> Reservation:
         tokens = ask.tokens if ask.use_cache else None
         with engine_errors():
             return await self._engine.reserve(ask.request_id, len(ask.tokens), ask.max_total_tokens, ask.salt, tokens)
-
-    def _require_pair(self, ask: ReserveAsk) -> None:
-        model = self._engine.engine.model
-        if (ask.model_revision, ask.layout_fingerprint) != (model.revision, model.layout.fingerprint):
-            raise InvalidArgument(
-                f"prefill has revision {ask.model_revision!r} and layout {ask.layout_fingerprint!r}, "
-                f"decode has {model.revision!r} and {model.layout.fingerprint!r}",
-                field="layout_fingerprint" if ask.model_revision == model.revision else "model_revision",
-                fix="pair workers that serve the same weights in the same layout",
-            )
 
 
 def _require_equal(field: str, theirs: str, ours: str) -> None:

@@ -18,7 +18,7 @@ from fabric.server import Service
 from protos.deepinfer.v1 import decode_pb2 as pb
 from protos.deepinfer.v1 import decode_pb2_grpc as rpc
 from services.decode import wire
-from services.decode.desk import Desk
+from services.decode.desk import Desk, Limits
 from services.decode.generation import generate
 from services.decode.settings import DecodeSettings
 from services.decode.telemetry import DecodeMetrics
@@ -46,7 +46,7 @@ class DecodeServicer(rpc.DecodeServiceServicer):
             model=pack_model(engine.model),
             instance=self.core.identity.instance,
             epoch=self.core.identity.epoch,
-            max_total_tokens=self.desk.max_total_tokens,
+            max_total_tokens=self.desk.limits.max_total_tokens,
             max_sequences=settings.max_sequences,
             lease_ms=round(settings.lease_s * 1000),
             landing_bytes=settings.landing_mb * _MIB,
@@ -63,7 +63,8 @@ class DecodeServicer(rpc.DecodeServiceServicer):
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveResponse:
         holding = await self.desk.reserve(wire.unpack_reserve(request))
         self._board.poke()
-        ticket = wire.pack_ticket(holding, self.core.identity.epoch, self._settings.lease_s)
+        layout = self.core.engine.engine.model.layout
+        ticket = wire.pack_ticket(holding, layout, self.core.identity.epoch, self._settings.lease_s)
         return pb.ReserveResponse(ticket=ticket)
 
     async def Generate(self, requests: AsyncIterator[pb.DecodeServiceGenerateRequest], context: Any) -> None:
@@ -116,9 +117,10 @@ async def _open_desk(core: Core, settings: DecodeSettings) -> AsyncIterator[Desk
     book = TicketBook(core.identity.epoch, settings.lease_s, settings.max_tickets, time.monotonic)
     metrics = DecodeMetrics(core.metrics)
     context = core.engine.engine.model.max_context_tokens
-    limit = min(settings.max_total_tokens or context, context)
+    most = min(settings.max_total_tokens or context, context)
+    limits = Limits(most, round(settings.window_mb * _MIB), settings.handoff_timeout_s)
     wake = Wake(Deaths(is_gone), time.monotonic)
-    desk = Desk(core.engine, core.link, landings, book, lambda: secrets.token_hex(16), metrics, limit, wake)
+    desk = Desk(core.engine, core.link, landings, book, lambda: secrets.token_hex(16), metrics, limits, wake)
     metrics.watch_desk(lambda: desk.open, lambda: desk.quarantined, lambda: bool(desk.unfit))
     export_quarantine(core.metrics, "decode", landings, core.engine.engine.model.layout)
     async with (
@@ -126,4 +128,7 @@ async def _open_desk(core: Core, settings: DecodeSettings) -> AsyncIterator[Desk
         background(desk.sweep_every(min(_LONGEST_SWEEP_S, settings.lease_s / _SWEEPS_PER_LEASE)), "leases"),
         background(wake.follow(open_discovery(settings.discovery), "prefill"), "prefills"),
     ):
-        yield desk
+        try:
+            yield desk
+        finally:
+            await desk.close()

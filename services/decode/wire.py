@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from engine.layout import Layout
 from engine.stops import FinishReason
 from fabric import wire as fabric_wire
 from fabric.deaths import Incarnation
@@ -14,6 +15,8 @@ from services.decode.desk import Holding, ReserveAsk
 from services.decode.generation import Batch, End, GenerateAsk
 from services.decode.tickets import WriterState
 from services.worker import wire
+from services.worker.layouts import unpack_layout
+from services.worker.pairing import Records
 
 
 def unpack_reserve(message: pb.ReserveRequest) -> ReserveAsk:
@@ -28,8 +31,7 @@ def unpack_reserve(message: pb.ReserveRequest) -> ReserveAsk:
         max_total_tokens=message.max_total_tokens,
         salt=message.salt,
         use_cache=message.use_cache,
-        layout_fingerprint=message.layout_fingerprint,
-        model_revision=message.model_revision,
+        records=Records(message.model_revision, unpack_layout(message.layout, "layout")),
         writer=_unpack_incarnation(message.writer) if message.HasField("writer") else None,
         epoch=message.epoch,
     )
@@ -39,16 +41,17 @@ def _unpack_incarnation(message: common.Incarnation) -> Incarnation:
     return Incarnation(message.instance, message.epoch, message.process)
 
 
-def pack_ticket(holding: Holding, epoch: int, lease_s: float) -> common.Ticket:
+def pack_ticket(holding: Holding, layout: Layout, epoch: int, lease_s: float) -> common.Ticket:
+    """`layout` is decode's own."""
     return common.Ticket(
         id=holding.ticket_id,
         request_id=holding.ask.request_id,
         epoch=epoch,
         lease_ms=round(lease_s * 1000),
         landings=[fabric_wire.pack_landing(holding.landing)],
-        layout=fabric_wire.pack_layout(holding.handoff.layout),
-        model_revision=holding.ask.model_revision,
-        held_tokens=holding.handoff.held_tokens,
+        layout=fabric_wire.pack_layout(layout),
+        model_revision=holding.ask.records.model_revision,
+        held_tokens=holding.reservation.held_tokens,
     )
 
 

@@ -189,7 +189,7 @@ class Handoff:
             token_ids=self._passage.token_ids,
             max_total_tokens=self._prompt.max_total_tokens,
             salt=self._job.salt,
-            layout_fingerprint=chosen.layout_fingerprint,
+            layout=chosen.layout,
             model_revision=chosen.model_revision,
             use_cache=self._job.use_cache,
             writer=chosen.writer,

@@ -39,6 +39,11 @@ class _Entry:
         """The model that this worker named, itself or in discovery; "" while it has not."""
         return self.standing.limits.model.name if self.standing is not None else self.link.member.model
 
+    @property
+    def layout(self) -> common_pb2.Layout:
+        """As the worker told it; empty while it has not."""
+        return self.standing.limits.model.layout if self.standing is not None else common_pb2.Layout()
+
 
 class Pool:
     """`run` keeps it true; everything else answers from memory."""
@@ -112,7 +117,7 @@ class Pool:
             decode_key=pair.decode,
             prefill=GrpcPrefill(prefill.link.stub(prefill_pb2_grpc.PrefillServiceStub)),
             decode=GrpcDecode(decode.link.stub(decode_pb2_grpc.DecodeServiceStub)),
-            layout_fingerprint=view.layout_fingerprint,
+            layout=prefill.layout,
             model_revision=view.revision,
             writer=_incarnation(prefill.link.member),
             decode_epoch=decode.link.member.epoch,

@@ -28,6 +28,7 @@ class Worker:
     model: str
     revision: str
     layout_fingerprint: str
+    records_fingerprint: str  # the same for layouts that differ in block_tokens alone
     block_tokens: int
     max_tokens: int
     window_policy: str = "exact"  # part of the keys it holds
@@ -135,7 +136,7 @@ def _decode_score(worker: Worker, keys: _Keys, prompt: int) -> float:
 
 def _compatible(prefill: Worker, decode: Worker) -> bool:
     """Whether decode can verify and use what prefill writes."""
-    return (prefill.revision, prefill.layout_fingerprint) == (decode.revision, decode.layout_fingerprint)
+    return (prefill.revision, prefill.records_fingerprint) == (decode.revision, decode.records_fingerprint)
 
 
 def _nobody(able: Sequence[Worker], takers: Sequence[Worker]) -> ServiceError:

@@ -92,6 +92,7 @@ class Standing:
             model=model.name,
             revision=model.revision,
             layout_fingerprint=model.layout.fingerprint,
+            records_fingerprint=model.layout.records_fingerprint,
             block_tokens=model.layout.block_tokens,
             max_tokens=self.limits.max_tokens,
             window_policy="replay" if model.layout.replay.tokens else "exact",

@@ -21,7 +21,7 @@ class Chosen:
     decode_key: str
     prefill: Prefill
     decode: Decode
-    layout_fingerprint: str
+    layout: common_pb2.Layout  # prefill's
     model_revision: str
     settle: Callable[[], None]
     writer: common_pb2.Incarnation | None = None  # the prefill, as decode will have to recognise it

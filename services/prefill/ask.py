@@ -10,6 +10,7 @@ from engine.sampling.params import SamplingParams
 from fabric.errors import InvalidArgument
 from fabric.records import Landing
 from services.worker.geometry import Handoff
+from services.worker.pairing import Records, require_pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,35 +65,31 @@ class TicketGrant:
     request_id: str
     epoch: int
     landing: Landing
-    layout_fingerprint: str
-    model_revision: str
+    records: Records
     held_tokens: int
     lease_s: float
 
     def handoff(self, ask: PrefillAsk, model: ModelInfo) -> Handoff:
-        """Where this prompt's extents go.
+        """Where this prompt's extents go, in blocks of this side.
 
         Raises:
             InvalidArgument: the ticket is of another request, model or layout, or has too little room.
         """
-        _require_equal("ticket.request_id", "request", self.request_id, ask.request_id)
-        _require_equal("ticket.model_revision", "model revision", self.model_revision, model.revision)
-        _require_equal("ticket.layout", "layout", self.layout_fingerprint, model.layout.fingerprint)
+        if self.request_id != ask.request_id:
+            raise InvalidArgument(
+                f"the ticket is for request {self.request_id!r}, this is {ask.request_id!r}",
+                field="ticket.request_id",
+                fix="attach the ticket that was reserved for this request",
+            )
+        require_pair(Records(model.revision, model.layout), self.records)
         try:
-            handoff = Handoff(model.layout, len(ask.tokens), self.held_tokens)
+            handoff = Handoff.beyond(model.layout, len(ask.tokens), self.held_tokens)
         except ValueError as error:
             raise InvalidArgument(str(error), field="ticket.held_tokens", fix="reserve again") from error
-        if self.landing.size < handoff.landing_bytes:
+        if self.landing.size < min(handoff.landing_bytes, model.layout.largest_extent):
             raise InvalidArgument(
-                f"the landing has {self.landing.size} bytes, the prompt needs {handoff.landing_bytes}",
+                f"the landing has {self.landing.size} bytes, one extent needs {model.layout.largest_extent}",
                 field="ticket.landings",
                 fix="reserve for the whole prompt",
             )
         return handoff
-
-
-def _require_equal(field: str, what: str, theirs: str, ours: str) -> None:
-    if theirs != ours:
-        raise InvalidArgument(
-            f"decode's {what} is {theirs!r}, prefill's is {ours!r}", field=field, fix="pair workers that agree"
-        )

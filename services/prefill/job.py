@@ -13,13 +13,13 @@ from engine.runner import EngineRunner
 from engine.sampling.logprobs import TokenLogprob
 from fabric import failpoints
 from fabric.errors import Cancelled, DeadlineExceeded, Internal
-from fabric.kvlink import Link
+from fabric.kvlink.outgoing import Sender
 from fabric.records import Extent
 from services.prefill.ask import PrefillAsk, TicketGrant
 from services.prefill.keep import Keeper
 from services.prefill.load import Loader
 from services.prefill.marks import Marks
-from services.prefill.push import PoolSource, Pusher, PushLimits, give_up
+from services.prefill.push import PoolSource, Pusher
 from services.prefill.telemetry import PrefillMetrics
 from services.prefill.telling import Telling
 from services.worker.failures import engine_errors, translate
@@ -64,11 +64,11 @@ class Tools:
     """What every job of a worker uses."""
 
     engine: EngineRunner
-    link: Link
+    sender: Sender
     source: PoolSource
     loader: Loader
     keeper: Keeper
-    push_limits: PushLimits
+    heartbeat_s: float
     ticket_wait_s: float
     metrics: PrefillMetrics
 
@@ -143,7 +143,7 @@ class PrefillJob:
         handoff = ticket.handoff(self._ask, tools.engine.engine.model)
         request_id = self._ask.request_id
         held = lambda: tools.engine.engine.held(request_id)  # noqa: E731
-        self._pusher = Pusher(tools.link, tools.source, ticket, handoff, held, tools.push_limits, tools.metrics)
+        self._pusher = Pusher(tools.sender, tools.source, ticket, handoff, held, tools.heartbeat_s, tools.metrics)
         return ticket, await self._pusher.run(self._marks)
 
     async def _awaited_ticket(self) -> TicketGrant:
@@ -180,11 +180,11 @@ class PrefillJob:
         return engine.sealed(self._ask.request_id).cached_blocks * engine.model.layout.block_tokens
 
     async def _say_that_writing_is_over(self) -> None:
-        """However early the end: whoever holds a landing for this request learns of it."""
-        if self._pusher is not None:
-            await self._pusher.close()
-        elif self._ticket.done() and not self._ticket.cancelled() and self._ticket.exception() is None:
-            await give_up(self._tools.link, self._ticket.result(), self._tools.push_limits.timeout_s)
+        """However early the end: whoever holds a landing for this request learns of it. A pusher says it itself."""
+        ticket = self._ticket
+        came = ticket.done() and not ticket.cancelled() and ticket.exception() is None
+        if self._pusher is None and came:
+            await self._tools.sender.give_up(ticket.result().landing)
 
     def _give_back(self, sealed: SealedKV | None) -> None:
         """The one exit from the engine. The pusher's last write has ended by now, so the blocks can go."""

@@ -12,7 +12,7 @@ from engine.runner import EngineRunner
 from fabric import wire
 from fabric.channels import call
 from fabric.errors import NotFound, ServiceError
-from fabric.kvlink import Link
+from fabric.kvlink import Notice
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.slabs import Writer
 from fabric.kvlink.verify import Placement
@@ -40,23 +40,21 @@ class Loader:
         self,
         engine: EngineRunner,
         stores: Stores,
-        link: Link,
         landings: LandingPool,
         mint: Callable[[], str],
         timeout_s: float,
         metrics: PrefillMetrics,
     ) -> None:
-        self._engine, self._stores, self._link, self._landings = engine, stores, link, landings
+        self._engine, self._stores, self._landings = engine, stores, landings
         self._mint, self._timeout_s, self._metrics = mint, timeout_s, metrics
         self._layout: Layout = engine.engine.model.layout
         self._awaited: set[str] = set()
 
-    async def follow(self) -> None:
-        """Frees landings that were given up once their store says that it has finished. Until cancelled."""
-        async for notice in self._link.notices():
-            told = HandoffNotice.load(notice.payload)
-            if told is not None and told.last and told.handoff_id not in self._awaited:
-                self._landings.release(told.handoff_id, Writer.FINISHED)
+    def noticed(self, notice: Notice) -> None:
+        """Frees a landing that was given up once its store says that it has finished."""
+        told = HandoffNotice.load(notice.payload)
+        if told is not None and told.last and told.handoff_id not in self._awaited:
+            self._landings.release(told.handoff_id, Writer.FINISHED)
 
     async def load(self, ask: PrefillAsk) -> None:
         """Loads what a store has beyond this worker's own cache. Any failure is a miss, counted by reason."""

@@ -11,7 +11,9 @@ from typing import Any
 from fabric.channels import Channels
 from fabric.discovery import open_discovery
 from fabric.health import Progress
+from fabric.kvlink import Link
 from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.outgoing import Sender
 from fabric.lifecycle import background
 from fabric.server import Service
 from protos.deepinfer.v1 import prefill_pb2 as pb
@@ -21,7 +23,7 @@ from services.prefill.inbound import Inbound
 from services.prefill.job import Tools
 from services.prefill.keep import Keeper
 from services.prefill.load import Loader
-from services.prefill.push import PoolSource, PushLimits
+from services.prefill.push import PoolSource
 from services.prefill.settings import PrefillSettings
 from services.prefill.stores import Stores
 from services.prefill.telemetry import PrefillMetrics
@@ -103,12 +105,18 @@ async def _open_worker(core: Core, settings: PrefillSettings) -> AsyncIterator[P
         stack.push_async_callback(keeper.close)
         await stack.enter_async_context(background(keeper.run(), "keeper"))
         mint = partial(secrets.token_hex, 16)
-        loader = Loader(engine, stores, link, landings, mint, settings.kvstore_timeout_s, metrics)
-        await stack.enter_async_context(background(loader.follow(), "notices"))
-        limits = PushLimits(settings.push_timeout_s, settings.heartbeat_s)
-        worker = PrefillWorker(
-            Tools(engine, link, source, loader, keeper, limits, settings.ticket_wait_s, metrics), settings
-        )
+        loader = Loader(engine, stores, landings, mint, settings.kvstore_timeout_s, metrics)
+        sender = Sender(link, settings.send_limits())
+        await stack.enter_async_context(background(_follow(link, sender, loader), "notices"))
+        tools = Tools(engine, sender, source, loader, keeper, settings.heartbeat_s, settings.ticket_wait_s, metrics)
+        worker = PrefillWorker(tools, settings)
         export_engine(core.metrics, "prefill", lambda: worker.board.now.load.engine)
         await stack.enter_async_context(background(worker.board.run(), "status"))
         yield worker
+
+
+async def _follow(link: Link, sender: Sender, loader: Loader) -> None:
+    """Gives each notice to whom it is for, until cancelled."""
+    async for notice in link.notices():
+        if not sender.noticed(notice):
+            loader.noticed(notice)

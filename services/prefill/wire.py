@@ -11,6 +11,8 @@ from protos.deepinfer.v1 import prefill_pb2 as pb
 from services.prefill.ask import PrefillAsk, TicketGrant
 from services.prefill.job import Computed, Done, Progress, Queued, Started
 from services.worker import wire
+from services.worker.layouts import unpack_layout
+from services.worker.pairing import Records
 
 
 async def first_message(requests: AsyncIterator[pb.PrefillRequest]) -> PrefillAsk:
@@ -45,8 +47,7 @@ def unpack_ticket(message: common.Ticket) -> TicketGrant:
         request_id=message.request_id,
         epoch=message.epoch,
         landing=fabric_wire.unpack_landing(message.landings[0]),
-        layout_fingerprint=message.layout.fingerprint,
-        model_revision=message.model_revision,
+        records=Records(message.model_revision, unpack_layout(message.layout, "ticket.layout")),
         held_tokens=message.held_tokens,
         lease_s=message.lease_ms / 1000,
     )

@@ -52,6 +52,15 @@ class Handoff:
         if self.tokens < 1 or not 0 <= self.held_tokens <= self.tokens or self.held_tokens % self.layout.block_tokens:
             raise ValueError(f"held tokens must be whole blocks within the prompt: {self.held_tokens} of {self.tokens}")
 
+    @classmethod
+    def beyond(cls, layout: Layout, tokens: int, held_tokens: int) -> Handoff:
+        """The handoff in blocks of `layout` to a receiver that holds `held_tokens` tokens in whole blocks of its own.
+
+        Raises:
+            ValueError: more is held than there is.
+        """
+        return cls(layout, tokens, held_tokens // layout.block_tokens * layout.block_tokens)
+
     @property
     def first_block(self) -> int:
         """Index of the first block that has to be written."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.sampling.logprobs import TokenLogprob
@@ -72,6 +72,20 @@ def require_extents(extents: Sequence[Extent], handoff: Handoff) -> None:
         extent = named.get((place.group, place.block))
         if extent is None or not place.is_of(extent):
             raise _incomplete(f"block {place.block} of {place.group} is missing or not as it must be")
+
+
+def require_verified(receipt: Receipt, verified: Mapping[tuple[str, int], tuple[int, int, int]]) -> None:
+    """Raises DataLoss unless every extent of the receipt is among those that were verified where they arrived.
+
+    `verified` has (valid entries, size, digest) by (group, block).
+    """
+    for extent in receipt.extents:
+        if verified.get((extent.group, extent.block)) != (extent.valid_entries, extent.size, extent.digest):
+            raise DataLoss(
+                f"group {extent.group} block {extent.block} is not what was verified",
+                field="digest",
+                fix="prefill the prompt again",
+            )
 
 
 def _incomplete(message: str) -> DataLoss:

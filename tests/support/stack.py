@@ -18,6 +18,7 @@ from fabric.channels import Channels, call
 from fabric.errors import from_rpc
 from fabric.server import Chassis, Service
 from fabric.telemetry import logs
+from fabric.wire import pack_layout
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import decode_pb2, decode_pb2_grpc, kvstore_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from services.decode import service as decode_service
@@ -85,7 +86,7 @@ class Stack:
             token_ids=tokens,
             max_total_tokens=total,
             salt=b"tenant",
-            layout_fingerprint=model.layout.fingerprint,
+            layout=pack_layout(model.layout),
             model_revision=model.revision,
             use_cache=use_cache,
             writer=self.writer,

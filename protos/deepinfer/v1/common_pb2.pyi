@@ -59,18 +59,20 @@ class CacheGroup(_message.Message):
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[CacheGroupKind, str]] = ..., layers: _Optional[int] = ..., entries: _Optional[int] = ..., tokens_per_entry: _Optional[int] = ..., record_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., record_version: _Optional[str] = ...) -> None: ...
 
 class Layout(_message.Message):
-    __slots__ = ("fingerprint", "block_tokens", "max_rollback", "groups", "replay")
+    __slots__ = ("fingerprint", "block_tokens", "max_rollback", "groups", "replay", "records_fingerprint")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     REPLAY_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     fingerprint: str
     block_tokens: int
     max_rollback: int
     groups: _containers.RepeatedCompositeFieldContainer[CacheGroup]
     replay: ReplayPolicy
-    def __init__(self, fingerprint: _Optional[str] = ..., block_tokens: _Optional[int] = ..., max_rollback: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[CacheGroup, _Mapping]]] = ..., replay: _Optional[_Union[ReplayPolicy, _Mapping]] = ...) -> None: ...
+    records_fingerprint: str
+    def __init__(self, fingerprint: _Optional[str] = ..., block_tokens: _Optional[int] = ..., max_rollback: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[CacheGroup, _Mapping]]] = ..., replay: _Optional[_Union[ReplayPolicy, _Mapping]] = ..., records_fingerprint: _Optional[str] = ...) -> None: ...
 
 class ReplayPolicy(_message.Message):
     __slots__ = ("tokens", "decoder", "handoff")

@@ -56,12 +56,12 @@ class DecodeServiceWatchResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[_common_pb2.WorkerStatus, _Mapping]] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("request_id", "token_ids", "max_total_tokens", "salt", "layout_fingerprint", "model_revision", "use_cache", "writer", "epoch")
+    __slots__ = ("request_id", "token_ids", "max_total_tokens", "salt", "layout", "model_revision", "use_cache", "writer", "epoch")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
-    LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     USE_CACHE_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
@@ -70,12 +70,12 @@ class ReserveRequest(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     max_total_tokens: int
     salt: bytes
-    layout_fingerprint: str
+    layout: _common_pb2.Layout
     model_revision: str
     use_cache: bool
     writer: _common_pb2.Incarnation
     epoch: int
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., max_total_tokens: _Optional[int] = ..., salt: _Optional[bytes] = ..., layout_fingerprint: _Optional[str] = ..., model_revision: _Optional[str] = ..., use_cache: _Optional[bool] = ..., writer: _Optional[_Union[_common_pb2.Incarnation, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., max_total_tokens: _Optional[int] = ..., salt: _Optional[bytes] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ..., model_revision: _Optional[str] = ..., use_cache: _Optional[bool] = ..., writer: _Optional[_Union[_common_pb2.Incarnation, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("ticket",)

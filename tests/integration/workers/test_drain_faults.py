@@ -89,7 +89,9 @@ async def test_calls_that_mean_another_incarnation_change_nothing(model: Path) -
         release = decode_pb2.ReleaseRequest(ticket_id=ticket.id, epoch=ticket.epoch - 1)
         with pytest.raises(StaleTicket):
             await call(stack.decode.Release, release)
-        request = decode_pb2.ReserveRequest(request_id="x", token_ids=prompt, epoch=ticket.epoch - 1)
+        request = decode_pb2.ReserveRequest(
+            request_id="x", token_ids=prompt, layout=ticket.layout, epoch=ticket.epoch - 1
+        )
         with pytest.raises(StaleTicket):
             await call(stack.decode.Reserve, request)
         assert stack.left() == held and bool((pool.blocks == before).all())

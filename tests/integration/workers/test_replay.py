@@ -15,6 +15,7 @@ from engine.sampling.params import SamplingParams
 from fabric.errors import DataLoss, InvalidArgument, from_rpc
 from protos.deepinfer.v1 import common_pb2 as common
 from tests.support.driving import replayed
+from tests.support.flips import flipped
 from tests.support.oracle import Oracle
 from tests.support.stack import Stack, worker_stack
 from tests.support.tiny import random_tokens
@@ -119,10 +120,10 @@ async def test_entries_that_are_missing_or_were_changed_are_data_loss(replaying:
         del receipt.extents[0].extents[-1]
         with pytest.raises(DataLoss):
             await generate(stack, ticket, receipt)
-        ticket, receipt = await handoff(stack)
-        stack.desk._landings._memory[ticket.landings[0].offset + receipt.extents[0].extents[0].offset] ^= 1
-        with pytest.raises(DataLoss):
-            await generate(stack, ticket, receipt)
+        extent = receipt.extents[0].extents[0]
+        with flipped(stack, extent.group, extent.block) as flips, pytest.raises(DataLoss):
+            await generate(stack, *await handoff(stack))
+        assert flips == [1]
         await stack.idle()
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
 from engine.sampling.params import SamplingParams
+from fabric.channels import call
 from fabric.errors import DataLoss, InvalidArgument, ServiceError, StaleTicket, from_rpc
+from fabric.wire import pack_layout
 from protos.deepinfer.v1 import common_pb2 as common
+from protos.deepinfer.v1 import decode_pb2
+from tests.support.flips import flipped
 from tests.support.oracle import Oracle
 from tests.support.stack import Stack, worker_stack
 
@@ -38,16 +43,15 @@ async def handoff(stack: Stack) -> tuple[common.Ticket, common.Receipt]:
 @pytest.mark.parametrize("transport", ["inproc://", "ucx://"])
 async def test_one_flipped_bit_anywhere_in_the_landing_is_data_loss_and_no_token(model: Path, transport: str) -> None:
     async with worker_stack(model, transport=transport, kvstore=False) as stack:
-        _, receipt = await handoff(stack)
+        ticket, receipt = await handoff(stack)
         extents = receipt.extents[0].extents
-        await stack.release(common.Ticket(id=receipt.ticket_id), 1)
+        await stack.release(ticket, 1)
         for extent in [*extents[:3], *extents[-3:]]:
-            ticket, receipt = await handoff(stack)
-            memory = stack.desk._landings._memory
-            memory[ticket.landings[0].offset + extent.offset + extent.size // 2] ^= 1
-            with pytest.raises(DataLoss, match=extent.group):
-                await generate(stack, ticket, receipt)
-        await stack.idle()
+            with flipped(stack, extent.group, extent.block) as flips:
+                with pytest.raises(DataLoss, match=f"{extent.group} block {extent.block}"):
+                    await generate(stack, *await handoff(stack))
+                assert flips == [1]
+            await stack.idle()
 
 
 async def test_a_receipt_that_names_too_little_is_data_loss(model: Path) -> None:
@@ -95,24 +99,35 @@ async def test_an_unused_ticket_expires_and_frees_everything(model: Path) -> Non
             await generate(stack, ticket, receipt)
 
 
-@pytest.mark.parametrize("field", ["layout_fingerprint", "model_revision"])
-async def test_a_pair_that_cannot_work_is_refused_with_both_named(model: Path, field: str) -> None:
+@pytest.mark.parametrize("field", ["version", "revision"])
+async def test_a_pair_that_cannot_work_is_refused_at_both_ends_with_both_named(model: Path, field: str) -> None:
     async with worker_stack(model, kvstore=False) as stack:
-        ticket, receipt = await handoff(stack)
-        ours = getattr(receipt, field)
-        if field == "layout_fingerprint":
-            ticket.layout.fingerprint = "another"
-        else:
+        ticket = await stack.reserve("r", TOKENS, len(TOKENS) + 4)
+        layout = stack.engine("prefill").model.layout
+        ours = ticket.model_revision if field == "revision" else layout.groups[0].record_version
+        if field == "revision":
             ticket.model_revision = "another"
-        with pytest.raises(InvalidArgument) as caught:
-            await stack.prefilled("r2", TOKENS, GREEDY, common.Ticket(**_of(ticket, request_id="r2")))
-        assert "another" in caught.value.message and ours in caught.value.message
-        await stack.release(ticket, 1)
+        else:
+            other = replace(layout.groups[0], record_version="another")
+            ticket.layout.CopyFrom(pack_layout(replace(layout, groups=(other, *layout.groups[1:]))))
+        for refuse in (stack.prefilled("r", TOKENS, GREEDY, ticket), reserve_as(stack, ticket)):
+            with pytest.raises(InvalidArgument) as caught:
+                await refuse
+            assert "another" in caught.value.message and ours in caught.value.message
+        await stack.release(ticket, decode_pb2.WRITER_STATE_FINISHED)
         await stack.idle()
 
 
-def _of(ticket: common.Ticket, **changed: object) -> dict[str, object]:
-    return {**{descriptor.name: value for descriptor, value in ticket.ListFields()}, **changed}
+async def reserve_as(stack: Stack, ticket: common.Ticket) -> None:
+    """Reserves for a prefill worker that has what the ticket says."""
+    request = decode_pb2.ReserveRequest(
+        request_id="r3",
+        token_ids=TOKENS,
+        max_total_tokens=210,
+        layout=ticket.layout,
+        model_revision=ticket.model_revision,
+    )
+    await call(stack.decode.Reserve, request)
 
 
 async def test_other_tokens_than_reserved_are_refused(model: Path) -> None:

@@ -12,7 +12,7 @@ import gc
 from collections import Counter
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -32,20 +32,23 @@ from hypothesis.stateful import (
 from engine.requests import HeldKV, Reservation
 from engine.sampling.params import SamplingState
 from fabric.deaths import Deaths, Incarnation
-from fabric.errors import DataLoss, Exhausted, StaleTicket, Unavailable
-from fabric.kvlink import Notice, Region, plan
+from fabric.errors import Cancelled, DataLoss, DeadlineExceeded, Exhausted, StaleTicket, Unavailable
+from fabric.kvlink import Notice, Region, messages, plan
+from fabric.kvlink.credit import Run
 from fabric.kvlink.inproc import InprocLink
 from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.messages import Alive, Chunk, GaveUp, Trailing
 from fabric.kvlink.slabs import SlabState
 from fabric.kvlink.verify import digest
 from fabric.processes import ProcessId
 from fabric.telemetry.metrics import Metrics
-from services.decode.desk import Desk, Holding, ReserveAsk
+from services.decode.desk import Desk, Holding, Limits, ReserveAsk
 from services.decode.telemetry import DecodeMetrics
 from services.decode.tickets import TicketBook, WriterState
 from services.decode.wake import LINGER_S, LONGEST_STEP_S, Wake
 from services.worker.extents import extent_view
-from services.worker.notices import HandoffNotice
+from services.worker.geometry import Place
+from services.worker.pairing import Records
 from services.worker.receipts import Receipt
 from tests.support.clock import FakeClock
 from tests.support.fakefamily import MODEL, fake_engine
@@ -55,7 +58,15 @@ SLABS, SLAB_BYTES = 30, 64
 ResultT = TypeVar("ResultT")
 picks = st.integers(0, 1_000)
 seen: Counter[str] = Counter()  # what the machine came across: a property of what never happens proves nothing
-MUST_SEE = ("verified", "damage found", "freed by death", "late write", "released again", "refused while blocked")
+MUST_SEE = (
+    "verified",
+    "damage found",
+    "refused before all was there",
+    "freed by death",
+    "late write",
+    "released again",
+    "refused while blocked",
+)
 
 
 class InlineRunner:
@@ -90,12 +101,20 @@ class Writer:
 
 @dataclass(eq=False)
 class Handover:
-    """One handoff, as it truly is. `writing`: its writer may still write into the landing."""
+    """One handoff, as it truly is. `writing`: its writer may still write into the landing.
+
+    Of its places the first `sent` were written and announced in `chunks` chunks. What decode took of them when it heard
+    of it was all as sealed unless `damaged`, and is everything once `complete`.
+    """
 
     holding: Holding
     writer: Writer
     sealed: np.ndarray
     writing: bool = True
+    sent: int = 0
+    chunks: int = 0
+    damaged: bool = False
+    complete: bool = False
     generating: AsyncExitStack | None = None
     verified: bool = False
     ended: bool = False
@@ -107,10 +126,25 @@ class Handover:
         known = [at for at in (self.gave_up_at, self.writer.died_at) if at is not None]
         return min(known, default=None)
 
+    @property
+    def places(self) -> list[Place]:
+        return list(self.holding.handoff.places())
+
+    def seal(self, place: Place) -> int:
+        return digest(self.sealed[place.offset : place.offset + place.size])
+
+    def chunk(self, count: int) -> Chunk:
+        """The next `count` places: the landing has room for all of them, in their order."""
+        places = self.places[self.sent : self.sent + count]
+        rows = tuple((p.group, p.block, p.valid_entries, p.offset, p.size, self.seal(p)) for p in places)
+        start, end = places[0].offset, places[-1].offset + places[-1].size
+        last = self.sent + count == len(self.places)
+        return Chunk(self.holding.ticket_id, self.chunks, Run(start, start, end), last, rows)
+
     def receipt(self) -> Receipt:
         """An honest one."""
-        ask, spot = self.holding.ask, self.holding.handoff
-        extents = tuple(p.sealed(digest(self.sealed[p.offset : p.offset + p.size])) for p in spot.places())
+        ask = self.holding.ask
+        extents = tuple(place.sealed(self.seal(place)) for place in self.places)
         names = (self.holding.ticket_id, ask.request_id, EPOCH, MODEL.revision, MODEL.layout.fingerprint)
         return Receipt(*names, len(ask.tokens), extents, 3, SamplingState(1, 1))
 
@@ -130,7 +164,8 @@ class HandoffMachine(RuleBasedStateMachine):
         wake = Wake(Deaths(lambda process: process in self.gone), self.clock)
         metrics = DecodeMetrics(Metrics("decode"))
         mint = lambda: f"t{len(self.handovers)}"  # noqa: E731
-        self.desk = Desk(self.runner, self.link, self.pool, self.book, mint, metrics, 4096, wake)  # type: ignore[arg-type]
+        limits = Limits(4096, handoff_s=0.001)
+        self.desk = Desk(self.runner, self.link, self.pool, self.book, mint, metrics, limits, wake)  # type: ignore[arg-type]
         self.handovers: list[Handover] = []
         self.mail: list[Notice] = []
         self.writers: list[Writer] = []
@@ -166,8 +201,8 @@ class HandoffMachine(RuleBasedStateMachine):
         writer, blocked = able[pick % len(able)], self.pool.blocked
         self.asked += 1
         prompt = tuple(2 + (index * index + pick) % 40 for index in range(tokens))
-        names = (MODEL.layout.fingerprint, MODEL.revision, writer.incarnation)
-        ask = ReserveAsk(f"r{self.asked}", prompt, tokens + 4, b"", False, *names, EPOCH)
+        records = Records(MODEL.revision, MODEL.layout)
+        ask = ReserveAsk(f"r{self.asked}", prompt, tokens + 4, b"", False, records, writer.incarnation, EPOCH)
         try:
             holding = self._run(self.desk.reserve(ask))
         except Unavailable:
@@ -178,21 +213,34 @@ class HandoffMachine(RuleBasedStateMachine):
             return
         assert not self.draining and not blocked
         self.shadow.issue(holding.ticket_id, ask.request_id, writer.incarnation)
-        sealed = np.random.default_rng(self.asked).integers(1, 256, holding.landing.size, dtype=np.uint8)
+        size = holding.handoff.landing_bytes
+        assert holding.landing.size == size
+        sealed = np.random.default_rng(self.asked).integers(1, 256, size, dtype=np.uint8)
         self.handovers.append(Handover(holding, writer, sealed))
 
-    @rule(pick=picks, part=st.floats(0, 1), last=st.booleans(), spoilt=st.sampled_from([0, 0, 0, 1]))
-    def write(self, pick: int, part: float, last: bool, spoilt: int) -> None:
+    @rule(pick=picks, part=st.floats(0, 1), spoilt=st.sampled_from([0, 0, 0, 1]))
+    def write(self, pick: int, part: float, spoilt: int) -> None:
         """A writer that can, writes: perhaps long after the desk gave it up, perhaps other bytes than it sealed."""
         one = self._pick(pick)
-        if one is None or not one.writing or one.gave_up_at is not None or one.writer not in self._able():
-            return
-        seen["late write"] += one.ended
-        size = one.holding.landing.size if last else round(part * one.holding.landing.size)
-        one.writer.region.memory[:size] = one.sealed[:size]
-        one.writer.region.memory[0] ^= spoilt
-        self._push(one, size, last)
-        one.writing = not last
+        if one is not None and one.writing and one.gave_up_at is None and one.writer in self._able():
+            seen["late write"] += one.ended
+            left = len(one.places) - one.sent
+            self._push(one, max(1, round(part * left)), spoilt)
+
+    @rule(pick=picks)
+    def sign_of_life(self, pick: int) -> None:
+        """A writer that computes has nothing to write yet."""
+        one = self._pick(pick)
+        if one is not None and one.writing and one.gave_up_at is None and one.writer in self._able():
+            self._post(one, Alive(one.holding.ticket_id).pack())
+
+    @rule(pick=picks)
+    def gives_up(self, pick: int) -> None:
+        """The writer says that it writes no more, before it wrote everything."""
+        one = self._pick(pick)
+        if one is not None and one.writing and one.gave_up_at is None and one.writer in self._able():
+            self._post(one, GaveUp(one.holding.ticket_id).pack())
+            one.writing = False
 
     @rule(pick=picks)
     def a_push_runs_out_of_time(self, pick: int) -> None:
@@ -200,22 +248,29 @@ class HandoffMachine(RuleBasedStateMachine):
         one = self._pick(pick)
         if one is not None and one.writing and one.gave_up_at is None and one.writer in self._able():
             one.gave_up_at = self.ran
-            payload = HandoffNotice(one.holding.ticket_id, last=False, trailing=True).dump()
-            self.mail.append(Notice(one.writer.link.address.peer, one.writer.link.address.epoch, payload))
+            self._post(one, Trailing(one.holding.ticket_id).pack())
 
-    def _push(self, one: Handover, size: int, last: bool) -> None:
-        zero, sizes = np.zeros(1, np.int64), np.array([size])
-        writes = [plan.write_to(one.holding.landing, one.writer.region, zero, zero, sizes)] if size else []
-        notify = HandoffNotice(one.holding.ticket_id, last).dump()
-        self._run(one.writer.link.push(self.link.address, writes, notify=notify, timeout_s=5.0))
+    def _post(self, one: Handover, payload: bytes) -> None:
+        self.mail.append(Notice(one.writer.link.address.peer, one.writer.link.address.epoch, payload))
+
+    def _push(self, one: Handover, count: int, spoilt: int) -> None:
+        """The next `count` places, and word of them."""
+        chunk, memory = one.chunk(count), one.writer.region.memory
+        start, end = chunk.run.start, chunk.run.end
+        memory[start:end] = one.sealed[start:end]
+        memory[start] ^= spoilt
+        at, sizes = np.array([start]), np.array([end - start])
+        writes = [plan.write_to(one.holding.landing, one.writer.region, at, at, sizes)]
+        self._run(one.writer.link.push(self.link.address, writes, notify=chunk.pack(), timeout_s=5.0))
         self.mail += self.link._inbox._notices
         self.link._inbox._notices.clear()
+        one.sent, one.chunks, one.writing = one.sent + count, one.chunks + 1, not chunk.last
 
     @initialize(pick=picks, spoilt=st.sampled_from([0, 1]), killed=st.booleans(), full=st.booleans())
     def crowd(self, pick: int, spoilt: int, killed: bool, full: bool) -> None:
         """One that generates, and some that were given up while their writers may write on: up to the cap."""
         self.reserve(20, pick)
-        self.the_newest_is_handed_over(spoilt)
+        self.the_newest_is_handed_over(spoilt, missing=0)
         for tokens in (9, 30, 40) if full else (9, 30):
             self.reserve(tokens, pick)
             self.release(len(self.handovers) - 1, known=False)
@@ -224,17 +279,15 @@ class HandoffMachine(RuleBasedStateMachine):
         if killed:
             self.kill(pick)
 
-    @rule(spoilt=st.sampled_from([0, 1]))
-    def the_newest_is_handed_over(self, spoilt: int) -> None:
+    @rule(spoilt=st.sampled_from([0, 1]), missing=st.sampled_from([0, 0, 1]))
+    def the_newest_is_handed_over(self, spoilt: int, missing: int) -> None:
         """The usual way in one step, so that the rest of the machine meets running generations often enough."""
         if not self.handovers:
             return
         one = self.handovers[-1]
         if one.writing and one.gave_up_at is None and one.writer in self._able():
-            one.writer.region.memory[: len(one.sealed)] = one.sealed
-            one.writer.region.memory[0] ^= spoilt
-            self._push(one, len(one.sealed), last=True)
-            one.writing = False
+            if one.sent < len(one.places) - missing:
+                self._push(one, len(one.places) - missing - one.sent, spoilt)
             self._deliver(len(self.mail))
             self._claim(one)
             self._verify(one)
@@ -251,13 +304,31 @@ class HandoffMachine(RuleBasedStateMachine):
         del self.mail[:count]
 
     def _notice(self, notice: Notice) -> None:
-        self.desk.noticed(notice)
-        told, sender = HandoffNotice.load(notice.payload), Incarnation(notice.peer, notice.epoch)
-        assert told is not None
-        if told.trailing:
-            self.shadow.trails(told.handoff_id, sender)
+        told, sender = messages.unpack(notice.payload), Incarnation(notice.peer, notice.epoch)
+        if isinstance(told, Chunk):
+            self._witness(self.handovers[int(told.transfer[1:])], told)
+        self._run(self._heard(notice))
+        if isinstance(told, Trailing):
+            self.shadow.trails(told.transfer, sender)
         else:
-            self.shadow.arrived(told.handoff_id, told.last, sender)
+            done = isinstance(told, GaveUp) or (isinstance(told, Chunk) and told.last)
+            self.shadow.arrived(told.transfer, done, sender)
+
+    async def _heard(self, notice: Notice) -> None:
+        """The desk hears it, and copies to the end what it copies."""
+        self.desk.noticed(notice)
+        copying = [transfer.committing for transfer in self.desk._intake._open.values()]
+        await asyncio.gather(*filter(None, copying))
+
+    def _witness(self, one: Handover, chunk: Chunk) -> None:
+        """Looks at the landing as decode is about to do, if it still does."""
+        transfer = self.desk._intake._open.get(chunk.transfer)
+        if transfer is None or transfer.over.is_set():
+            return
+        landing, start, end = one.holding.landing, chunk.run.start, chunk.run.end
+        arrived = self.pool._memory[landing.offset :][start:end]
+        one.damaged |= not (arrived == one.sealed[start:end]).all()
+        one.complete = chunk.last
 
     @rule(pick=picks, last=st.booleans(), epoch=st.sampled_from([0, 1]))
     def foreign_notice(self, pick: int, last: bool, epoch: int) -> None:
@@ -267,7 +338,7 @@ class HandoffMachine(RuleBasedStateMachine):
             before = self._states()
             writer = one.writer.link.address
             peer = f"{self.name}-other" if epoch else writer.peer
-            payload = HandoffNotice(one.holding.ticket_id, last).dump()
+            payload = (GaveUp if last else Alive)(one.holding.ticket_id).pack()
             self.desk.noticed(Notice(peer, writer.epoch - 1 + epoch, payload))
             assert self._states() == before
 
@@ -292,42 +363,37 @@ class HandoffMachine(RuleBasedStateMachine):
 
     @rule(pick=picks)
     def verify(self, pick: int) -> None:
-        """With prefill's receipt, which exists once all is written: verified exactly if the landing is as sealed."""
+        """With a receipt, before or after everything was written: verified exactly if all arrived, and as sealed."""
         one = self._pick(pick, ended=False)
         if one is not None:
             self._verify(one)
 
     def _verify(self, one: Handover) -> None:
-        if one.generating is None or one.verified or one.writing:
+        if one.generating is None or one.verified:
             return
-        landing = one.holding.landing
-        arrived = self.pool._memory[landing.offset : landing.offset + landing.size]
-        covered = np.zeros(landing.size, bool)
-        for place in one.holding.handoff.places():
-            covered[place.offset : place.offset + place.size] = True
-        sound = bool((arrived == one.sealed)[covered].all())
         try:
             self._run(self.desk.verify(one.holding, one.receipt()))
-        except DataLoss:
-            assert not sound
-            seen["damage found"] += 1
+        except (DataLoss, Cancelled, DeadlineExceeded) as error:
+            assert one.damaged or not one.complete
+            seen["damage found" if one.damaged else "refused before all was there"] += 1
+            assert isinstance(error, DataLoss) or not one.damaged
             self._end(one)
             return
-        assert sound
+        assert one.complete and not one.damaged
         seen["verified"] += 1
         self.shadow.complete(one.holding.ticket_id)
         one.verified = True
 
     @rule(pick=picks)
     def forged_receipt(self, pick: int) -> None:
-        """A receipt before all was written can come from nobody honest: what is not there as sealed is not taken."""
+        """A receipt that names other bytes than were sealed: nothing is decoded from what it says."""
         one = self._pick(pick, ended=False)
-        if one is None or one.generating is None or one.verified or not one.writing:
+        if one is None or one.generating is None or one.verified:
             return
-        landing = one.holding.landing
-        self.pool._memory[landing.offset] ^= np.uint8(self.pool._memory[landing.offset] == one.sealed[0])
-        with pytest.raises(DataLoss):
-            self._run(self.desk.verify(one.holding, one.receipt()))
+        honest = one.receipt()
+        forged = replace(honest.extents[0], digest=honest.extents[0].digest ^ 1)
+        with pytest.raises((DataLoss, Cancelled, DeadlineExceeded)):
+            self._run(self.desk.verify(one.holding, replace(honest, extents=(forged, *honest.extents[1:]))))
         self._end(one)
 
     @rule(pick=picks)
@@ -367,7 +433,7 @@ class HandoffMachine(RuleBasedStateMachine):
             self.desk.release(one.holding.ticket_id, WriterState.FINISHED, EPOCH - 1)
         with pytest.raises(StaleTicket):
             self._run(self.desk.serving(one.holding.ticket_id, ask.request_id, EPOCH - 1).__aenter__())
-        stale = ReserveAsk("x", ask.tokens, 99, b"", False, ask.layout_fingerprint, ask.model_revision, epoch=EPOCH - 1)
+        stale = ReserveAsk("x", ask.tokens, 99, b"", False, ask.records, epoch=EPOCH - 1)
         with pytest.raises(StaleTicket):
             self._run(self.desk.reserve(stale))
         assert self._states() == before
@@ -476,6 +542,7 @@ class HandoffMachine(RuleBasedStateMachine):
         assert (stats.blocks_held, stats.slots_held, stats.reserved) == (0, 0, 0)
         assert self.pool._book.count()[SlabState.FREE] == SLABS
         assert not self.pool._expecting and len(self.book) == 0 and not self.desk.unfit
+        self._run(self.desk.close())
         for link in (self.link, *(writer.link for writer in self.writers)):
             self._run(link.close())
         self.loop.close()

@@ -71,6 +71,7 @@ class Replay:
 @dataclass(frozen=True)
 class Layout:
     fingerprint: str = "ab12"
+    records_fingerprint: str = "cd34"
     block_tokens: int = 128
     max_rollback: int = 8
     groups: tuple[Group, ...] = (Group("csa", Kind.GLOBAL), Group("window", Kind.WINDOW))
@@ -79,7 +80,8 @@ class Layout:
 
 def test_a_layout_is_packed_field_by_field():
     packed = wire.pack_layout(Layout())
-    assert (packed.fingerprint, packed.block_tokens, packed.max_rollback) == ("ab12", 128, 8)
+    assert (packed.fingerprint, packed.records_fingerprint) == ("ab12", "cd34")
+    assert (packed.block_tokens, packed.max_rollback) == (128, 8)
     assert [(g.name, g.kind) for g in packed.groups] == [
         ("csa", pb.CACHE_GROUP_KIND_GLOBAL),
         ("window", pb.CACHE_GROUP_KIND_WINDOW),

@@ -117,7 +117,9 @@ class Stage:
         free = [number for number in range(self.workers) if not excluded & {f"p{number}", f"d{number}"}]
         if not free:
             raise Unavailable("nobody left")
-        return Chosen(f"p{free[0]}", f"d{free[0]}", self, self, "layout", "rev", self._settle, replays=self.replays)
+        return Chosen(
+            f"p{free[0]}", f"d{free[0]}", self, self, common_pb2.Layout(), "rev", self._settle, replays=self.replays
+        )
 
     def _settle(self) -> None:
         self.settled += 1

@@ -17,7 +17,7 @@ DEMAND = Demand("m", PROMPT, 1100, b"salt")
 
 
 def worker(key: str, **fields: object) -> Worker:
-    base = Worker(key, "m", "rev", "layout", 128, 8192, max_requests=16, blocks_free=1000)
+    base = Worker(key, "m", "rev", "layout", "records", 128, 8192, max_requests=16, blocks_free=1000)
     return replace(base, **fields)  # type: ignore[arg-type]
 
 

@@ -8,11 +8,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from fabric.errors import Cancelled, InvalidArgument
+from fabric.wire import pack_layout
 from protos.deepinfer.v1 import common_pb2, prefill_pb2
 from services.prefill.inbound import Inbound
+from tests.support.fakefamily import LAYOUT
 
 ATTACH = prefill_pb2.PrefillRequest(
-    attach=prefill_pb2.PrefillAttach(ticket=common_pb2.Ticket(id="t", landings=[common_pb2.Landing(id="l")]))
+    attach=prefill_pb2.PrefillAttach(
+        ticket=common_pb2.Ticket(id="t", landings=[common_pb2.Landing(id="l")], layout=pack_layout(LAYOUT))
+    )
 )
 CANCEL = prefill_pb2.PrefillRequest(cancel=prefill_pb2.PrefillCancel())
 START = prefill_pb2.PrefillRequest(start=prefill_pb2.PrefillStart())

@@ -13,26 +13,25 @@ from fabric.errors import Exhausted
 from fabric.records import Landing, LinkAddress
 from services.prefill.ask import PrefillAsk, TicketGrant
 from services.prefill.job import PrefillJob, Progress
-from services.prefill.push import PushLimits
-from services.worker.notices import HandoffNotice
+from services.worker.pairing import Records
+from tests.support.fakefamily import LAYOUT
 
 ASK = PrefillAsk("r", (5, 6, 7), SamplingParams(), b"", use_cache=True)
-TICKET = TicketGrant(
-    "t", "r", 1, Landing("t", LinkAddress("inproc://", "decode", 1, b""), b"", 0, 64), "l", "m", 0, 30.0
-)
+LANDING = Landing("t", LinkAddress("inproc://", "decode", 1, b""), b"", 0, 64)
+TICKET = TicketGrant("t", "r", 1, LANDING, Records("m", LAYOUT), 0, 30.0)
 
 
 class Tools:
-    """A worker whose loader and engine do what a test says, and a link that keeps what was told."""
+    """A worker whose loader and engine do what a test says, and a sender that keeps what was told."""
 
     def __init__(self) -> None:
-        self.told: list[HandoffNotice | None] = []
+        self.given_up: list[Landing] = []
         self.loading, self.load_gate = asyncio.Event(), asyncio.Event()
-        self.link = self.loader = self.engine = self
-        self.push_limits, self.ticket_wait_s = PushLimits(1.0, 1.0), 1.0
+        self.sender = self.loader = self.engine = self
+        self.heartbeat_s = self.ticket_wait_s = 1.0
 
-    async def push(self, address: LinkAddress, writes: list[Any], *, notify: bytes, timeout_s: float) -> None:
-        self.told.append(HandoffNotice.load(notify))
+    async def give_up(self, landing: Landing) -> None:
+        self.given_up.append(landing)
 
     async def load(self, ask: PrefillAsk) -> None:
         self.loading.set()
@@ -52,9 +51,9 @@ def job(tools: Tools, ticket: TicketGrant | None) -> PrefillJob:
     return PrefillJob(tools, ASK, attached, report)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("ticket", "told"), [(TICKET, [HandoffNotice("t", last=True)]), (None, [])])
+@pytest.mark.parametrize(("ticket", "told"), [(TICKET, [LANDING]), (None, [])])
 async def test_a_job_that_is_cancelled_before_the_engine_has_it_ends_its_landing(
-    ticket: TicketGrant | None, told: list[HandoffNotice]
+    ticket: TicketGrant | None, told: list[Landing]
 ) -> None:
     tools = Tools()
     running = asyncio.create_task(job(tools, ticket).run(0))
@@ -62,7 +61,7 @@ async def test_a_job_that_is_cancelled_before_the_engine_has_it_ends_its_landing
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert tools.told == told
+    assert tools.given_up == told
 
 
 async def test_a_job_that_the_engine_refuses_ends_its_landing() -> None:
@@ -70,4 +69,4 @@ async def test_a_job_that_the_engine_refuses_ends_its_landing() -> None:
     tools.load_gate.set()
     with pytest.raises(Exhausted):
         await job(tools, TICKET).run(0)
-    assert tools.told == [HandoffNotice("t", last=True)]
+    assert tools.given_up == [LANDING]

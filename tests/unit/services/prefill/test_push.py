@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,16 +13,19 @@ import torch
 from engine.cache.pool import CachePool
 from engine.requests import HeldKV
 from fabric.errors import DeadlineExceeded, ServiceError, Unavailable
-from fabric.kvlink import Region, Token, Write
+from fabric.kvlink import Region, Token, Write, messages
+from fabric.kvlink.messages import Alive, Chunk, FromSender, GaveUp, Trailing
+from fabric.kvlink.outgoing import Sender, SendLimits
 from fabric.kvlink.verify import digest
 from fabric.records import Landing, LinkAddress
 from fabric.telemetry.metrics import Metrics
 from services.prefill.ask import TicketGrant
 from services.prefill.marks import Marks
-from services.prefill.push import PoolSource, Pusher, PushLimits
+from services.prefill.push import PoolSource, Pusher
 from services.prefill.telemetry import PrefillMetrics
+from services.worker.extents import extent_view
 from services.worker.geometry import Handoff
-from services.worker.notices import HandoffNotice
+from services.worker.pairing import Records
 from tests.support.fakefamily import BLOCK_TOKENS, LAYOUT
 
 TOKENS = 3 * BLOCK_TOKENS + 5
@@ -29,14 +33,21 @@ TABLE, SLOT = (6, 2, 9, 4), 3
 
 
 class RecordingLink:
-    """A link into an array: what was written, and every notice in order."""
+    """A link into an array: every extent as it was complete, and every message in order."""
+
+    address = LinkAddress("x://", "p", 1)
 
     def __init__(self, size: int) -> None:
         self.memory = np.zeros(size, np.uint8)
-        self.notices: list[HandoffNotice] = []
+        self.messages: list[FromSender] = []
+        self.extents: dict[tuple[str, int], np.ndarray] = {}
         self.sizes: list[int] = []
         self.failure: ServiceError | None = None
         self.arrived = asyncio.Semaphore(0)
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        yield
 
     async def push(self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes, timeout_s: float) -> None:
         if self.failure is not None:
@@ -46,9 +57,12 @@ class RecordingLink:
             for source, target, size in triples:
                 self.memory[target : target + size] = write.source.memory[source : source + size]
                 self.sizes.append(int(size))
-        notice = HandoffNotice.load(notify)
-        assert notice is not None
-        self.notices.append(notice)
+        message = messages.unpack(notify)
+        assert not isinstance(message, messages.Credit | messages.Refusal)
+        self.messages.append(message)
+        for group, block, _, offset, size, seal in message.rows if isinstance(message, Chunk) else ():
+            self.extents[group, block] = self.memory[offset : offset + size].copy()
+            assert digest(self.extents[group, block]) == seal
         self.arrived.release()
 
 
@@ -61,34 +75,38 @@ class Bench:
         for storage in (self.pool.blocks, self.pool.slots):
             storage.numpy()[:] = rng.integers(0, 256, tuple(storage.shape), dtype=np.uint8)
         self.handoff = Handoff(LAYOUT, TOKENS, held_tokens)
-        self.link = RecordingLink(self.handoff.landing_bytes)
-        landing = Landing(
-            "t", LinkAddress("x://", "d", 1), self._token(self.handoff.landing_bytes), 0, self.link.memory.size
-        )
-        ticket = TicketGrant("t", "r", 1, landing, LAYOUT.fingerprint, "rev", held_tokens, lease_s)
+        self.link = RecordingLink(8 * self.handoff.landing_bytes)
+        size = self.link.memory.size
+        landing = Landing("t", LinkAddress("x://", "d", 1), Token(0, 0, size).pack(), 0, size)
+        ticket = TicketGrant("t", "r", 1, landing, Records("rev", LAYOUT), held_tokens, lease_s)
         source = PoolSource(self.pool, self._region(self.pool.blocks), self._region(self.pool.slots))
         self.marks = Marks()
         self.pusher = Pusher(
-            self.link,  # type: ignore[arg-type]  # the part of a link that a pusher uses
+            Sender(self.link, SendLimits(timeout_s=1.0)),  # type: ignore[arg-type]  # the part of a link that it uses
             source,
             ticket,
             self.handoff,
             lambda: HeldKV(TABLE, SLOT, TOKENS),
-            PushLimits(timeout_s=1.0, heartbeat_s=heartbeat_s),
+            heartbeat_s,
             PrefillMetrics(Metrics("prefill")),
         )
-
-    @staticmethod
-    def _token(size: int) -> bytes:
-        return Token(0, 0, size).pack()
 
     def _region(self, storage: torch.Tensor) -> Region:
         memory = storage.numpy().reshape(-1)
         return Region(Token(0, memory.ctypes.data, memory.nbytes), memory)
 
-    def expected(self) -> np.ndarray:
-        blocks = [self.pool.blocks.numpy()[block] for block in TABLE[self.handoff.first_block :]]
-        return np.concatenate([*blocks, self.pool.slots.numpy()[SLOT]])
+    def arrived_as_it_is(self) -> bool:
+        """Whether the other side has every extent of the handoff, and nothing else, as the pool has it."""
+        wanted = {(p.group, p.block): p for p in self.handoff.places()}
+        return self.link.extents.keys() == wanted.keys() and all(
+            (self.link.extents[name] == extent_view(self.pool, *name, HeldKV(TABLE, SLOT, TOKENS))).all()
+            for name in wanted
+        )
+
+    @property
+    def endings(self) -> list[FromSender]:
+        """What was said that ends a transfer."""
+        return [m for m in self.link.messages if not isinstance(m, Alive) and not (isinstance(m, Chunk) and not m.last)]
 
 
 async def pushed(bench: Bench, tokens: int) -> None:
@@ -106,12 +124,12 @@ async def test_the_landing_ends_up_as_the_pool_and_the_receipt_says_so(held_toke
     bench.marks.computed(TOKENS)
     bench.marks.completed()
     extents = await running
-    assert (bench.link.memory == bench.expected()).all()
+    assert bench.arrived_as_it_is()
     assert {(e.group, e.block, e.offset) for e in extents} == {
         (p.group, p.block, p.offset) for p in bench.handoff.places()
     }
-    assert all(digest(bench.link.memory[extent.offset : extent.end]) == extent.digest for extent in extents)
-    assert [notice.last for notice in bench.link.notices][-1] and not any(n.last for n in bench.link.notices[:-1])
+    assert all(digest(bench.link.extents[e.group, e.block]) == e.digest for e in extents)
+    assert bench.endings == bench.link.messages[-1:]
 
 
 async def test_each_block_travels_once() -> None:
@@ -121,7 +139,7 @@ async def test_each_block_travels_once() -> None:
         await pushed(bench, tokens)
     bench.marks.completed()
     await running
-    assert bench.link.sizes == [LAYOUT.block_bytes] * 4 + [LAYOUT.window_bytes]
+    assert sum(bench.link.sizes) == bench.handoff.landing_bytes and bench.arrived_as_it_is()
 
 
 async def test_what_was_lost_is_sealed_and_pushed_anew() -> None:
@@ -133,7 +151,7 @@ async def test_what_was_lost_is_sealed_and_pushed_anew() -> None:
     bench.marks.computed(TOKENS)
     bench.marks.completed()
     extents = await running
-    assert (bench.link.memory == bench.expected()).all()
+    assert bench.arrived_as_it_is()
     assert len(extents) == len(list(bench.handoff.places()))
 
 
@@ -144,34 +162,40 @@ async def test_a_waiting_pusher_gives_signs_of_life() -> None:
     await bench.link.arrived.acquire()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert not any(notice.last for notice in bench.link.notices) and not bench.link.sizes
+    assert bench.link.messages[:2] == [Alive("t")] * 2 and not bench.link.sizes
 
 
 async def test_a_pusher_that_gives_up_says_so_once() -> None:
-    bench = Bench()
-    await bench.pusher.close()
-    await bench.pusher.close()
-    assert [notice.last for notice in bench.link.notices] == [True]
+    bench = Bench(heartbeat_s=5.0)
+    running = asyncio.ensure_future(bench.pusher.run(bench.marks))
+    await pushed(bench, BLOCK_TOKENS)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert bench.endings == [GaveUp("t")]
 
 
-async def test_a_failed_push_is_raised_and_closing_after_it_is_not() -> None:
+async def test_a_failed_push_is_raised_as_it_is() -> None:
     bench = Bench()
     bench.link.failure = Unavailable("gone")
     bench.marks.computed(BLOCK_TOKENS)
     with pytest.raises(Unavailable):
         await bench.pusher.run(bench.marks)
-    await bench.pusher.close()
 
 
 async def test_after_a_push_that_ran_out_of_time_nobody_says_that_all_of_it_is_over() -> None:
     bench = Bench()
-    bench.link.failure = DeadlineExceeded("slow")
+
+    class Slow(RecordingLink):
+        async def push(self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes, timeout_s: float) -> None:
+            if writes:
+                raise DeadlineExceeded("slow")
+            await super().push(address, writes, notify=notify, timeout_s=timeout_s)
+
+    bench.link.__class__ = Slow
     bench.marks.computed(BLOCK_TOKENS)
     with pytest.raises(DeadlineExceeded):
         await bench.pusher.run(bench.marks)
-    bench.link.failure = None
-    await bench.pusher.close()
-    assert bench.link.notices == [HandoffNotice("t", last=False, trailing=True)]
+    assert bench.link.messages == [Trailing("t")]
 
 
 async def test_a_short_lease_gets_more_frequent_signs_of_life() -> None:

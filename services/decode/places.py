@@ -1,0 +1,61 @@
+"""Places: where each extent of one handoff goes in the engine's pool. Knows both sides' paging; copies nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from engine.cache.pool import CachePool
+from engine.layout import CacheGroup, GroupKind
+from engine.requests import HeldKV
+from fabric.errors import InvalidArgument
+from fabric.kvlink.link import Bytes
+from fabric.kvlink.verify import Destination
+from services.worker.extents import extent_view
+from services.worker.geometry import Handoff
+
+
+class Places:
+    """Called with (group, block, size) of an extent as its writer counts them.
+
+    `handoff` is in the writer's blocks, `kv` and the first `held_tokens` tokens, which nobody may write to, in ours.
+    """
+
+    def __init__(self, pool: CachePool, handoff: Handoff, kv: HeldKV, held_tokens: int) -> None:
+        self._pool, self._handoff, self._kv, self._held_tokens = pool, handoff, kv, held_tokens
+        self._groups = {group.name: group for group in handoff.layout.groups}
+        self._same_paging = handoff.layout.block_tokens == pool.layout.block_tokens
+
+    def __call__(self, group: str, block: int, size: int) -> Destination:
+        """Raises InvalidArgument for an extent that this handoff does not have."""
+        written = self._groups.get(group)
+        if written is None or size != written.extent_bytes or not self._is_asked_for(written, block):
+            raise InvalidArgument(f"{size} bytes of block {block} of {group!r} were not asked for", field="extents")
+        if self._same_paging or written.kind is GroupKind.WINDOW:
+            return extent_view(self._pool, group, block, self._kv)
+        return tuple(self._runs(written, block))
+
+    def _is_asked_for(self, group: CacheGroup, block: int) -> bool:
+        if group.kind is GroupKind.WINDOW:
+            return block == 0
+        return self._handoff.first_block <= block < self._handoff.blocks
+
+    def _runs(self, written: CacheGroup, block: int) -> Iterator[Bytes]:
+        """Runs of whole entries in the order of the writer's extent, layer after layer."""
+        record, first = written.record_bytes, block * written.entries
+        here = self._pool.layout.group(written.name).entries
+        held = self._held_tokens // written.tokens_per_entry
+        for layer in range(written.layers):
+            entry = first
+            while entry < first + written.entries:
+                into, row = divmod(entry, here)
+                count = min(here - row, first + written.entries - entry)
+                unused = entry < held or into >= len(self._kv.block_table)
+                start = (layer * here + row) * record
+                yield (
+                    np.empty(count * record, np.uint8)
+                    if unused
+                    else self._pool.block_extent(written.name, self._kv.block_table[into])[start:][: count * record]
+                )
+                entry += count
