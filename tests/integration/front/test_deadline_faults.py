@@ -137,7 +137,7 @@ async def test_what_a_lost_client_asked_for_ends_by_its_deadline(
             began = time.monotonic()
             asking = [asyncio.create_task(ask(sick, client, stub)) for _ in range(REQUESTS)]
             decode = sick.stack.decodes[0].worker.watched
-            await until(lambda decode=decode: decode.running == 16, DEADLINE_S)  # as many as the fake can run
+            await until(lambda decode=decode: decode.running >= 10, DEADLINE_S)
             sick.proxies[edge].faults = faults
             await until(lambda: sick.idle, 20.0)
             longest = max(longest, time.monotonic() - began)

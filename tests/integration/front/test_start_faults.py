@@ -23,7 +23,7 @@ from tests.support.fakeworkers import Script
 from tests.support.promises import Recorder
 from tests.support.servers import Server, etcd_server
 
-ORDERS, GAP_S, SERVING_S = 30, 1.0, 10.0
+ORDERS, GAP_S, SERVING_S = 30, 0.5, 10.0
 
 
 class Starting:
@@ -88,7 +88,7 @@ async def test_thirty_orders_of_starting_all_serve(tmp_path: Path, promise: Reco
                 slowest = max(slowest, time.monotonic() - last)
     promise(
         24,
-        f"{ORDERS} orders, up to {GAP_S:.0f} s apart: served after the last start in",
+        f"{ORDERS} orders, up to {GAP_S} s apart: served after the last start in",
         slowest,
         at_most=SERVING_S,
         unit="s",

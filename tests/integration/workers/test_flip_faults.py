@@ -52,8 +52,8 @@ async def answered(stack: Stack, number: int, prompt: list[int], proxy: FaultPro
 async def test_of_1000_flipped_bits_none_becomes_a_token(model: Path, oracle: Oracle, promise: Recorder) -> None:
     expected = [oracle.answer(prompt, GREEDY) for prompt in PROMPTS]
     random, found, wrong, number = Random(2), Counter[str](), 0, 0
-    options = {"transport": "tcp://127.0.0.1:0", "kvstore": False, "prefill": {"push_timeout_s": 0.3}}
-    async with worker_stack(model, **options) as stack:
+    patience = {"prefill": {"push_timeout_s": 0.3}, "decode": {"handoff_timeout_s": 0.5}}
+    async with worker_stack(model, transport="tcp://127.0.0.1:0", kvstore=False, **patience) as stack:
         link = stack.running["decode"].servicer.core.link
         async with fault_proxy(link.address.url.removeprefix("tcp://"), seed=2) as proxy:
             link.address = replace(link.address, url=f"tcp://{proxy.address}")
