@@ -266,11 +266,17 @@ class HandoffMachine(RuleBasedStateMachine):
         self.link._inbox._notices.clear()
         one.sent, one.chunks, one.writing = one.sent + count, one.chunks + 1, not chunk.last
 
-    @initialize(pick=picks, spoilt=st.sampled_from([0, 1]), killed=st.booleans(), full=st.booleans())
-    def crowd(self, pick: int, spoilt: int, killed: bool, full: bool) -> None:
+    @initialize(
+        pick=picks,
+        spoilt=st.sampled_from([0, 1]),
+        missing=st.sampled_from([0, 0, 0, 1]),
+        killed=st.booleans(),
+        full=st.booleans(),
+    )
+    def crowd(self, pick: int, spoilt: int, missing: int, killed: bool, full: bool) -> None:
         """One that generates, and some that were given up while their writers may write on: up to the cap."""
         self.reserve(20, pick)
-        self.the_newest_is_handed_over(spoilt, missing=0)
+        self.the_newest_is_handed_over(spoilt, missing)
         for tokens in (9, 30, 40) if full else (9, 30):
             self.reserve(tokens, pick)
             self.release(len(self.handovers) - 1, known=False)
@@ -279,7 +285,7 @@ class HandoffMachine(RuleBasedStateMachine):
         if killed:
             self.kill(pick)
 
-    @rule(spoilt=st.sampled_from([0, 1]), missing=st.sampled_from([0, 0, 1]))
+    @rule(spoilt=st.sampled_from([0, 1]), missing=st.sampled_from([0, 0, 0, 1]))
     def the_newest_is_handed_over(self, spoilt: int, missing: int) -> None:
         """The usual way in one step, so that the rest of the machine meets running generations often enough."""
         if not self.handovers:
