@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,7 +19,7 @@ from tests.support.fakeprocess import worker_process
 from tests.support.frontstack import FrontStack, front_stack, until
 from tests.support.promises import Recorder
 
-REQUESTS, AT_ONCE, CHILDREN = 2000, 64, 4
+REQUESTS, AT_ONCE = 2000, 64
 LEFT, HIT = 0.3, 0.1
 LEASE_S = 10.0
 KINDS = (Unavailable, DataLoss, StaleTicket)
@@ -39,7 +38,7 @@ class Storm:
 
     def __init__(self, stack: FrontStack, seed: int) -> None:
         self.stack, self.random = stack, Random(seed)
-        self.answered = self.refused = self.left = self.hit = 0
+        self.answered = self.refused = self.left = self.hit = self.killed = 0
         self._room = asyncio.Semaphore(AT_ONCE)
 
     def doom(self, request: Any, index: int) -> ServiceError | None:
@@ -77,14 +76,15 @@ async def stack(tmp_path: Path) -> AsyncIterator[FrontStack]:
 
 
 async def kill_workers(stack: FrontStack, folder: Path, storm: Storm) -> None:
-    """One decode process after the other joins the storm and is killed in it."""
-    for number in range(CHILDREN):
-        async with worker_process(stack, folder / f"child-{number}.log", pause_s=0.005) as child:
+    """One decode process after the other joins the storm and is killed in it, until cancelled."""
+    while True:
+        async with worker_process(stack, folder / f"child-{storm.killed}.log", pause_s=0.005) as child:
             for served in stack.decodes:
                 await served.worker.report(draining=False)
             before = storm.answered
             await until(lambda before=before: storm.answered > before + 50, 60.0)
             child.kill()
+            storm.killed += 1
 
 
 @pytest.mark.slow
@@ -96,20 +96,21 @@ async def test_2000_requests_leave_nothing_behind(stack: FrontStack, tmp_path: P
     tasks, files = len(asyncio.all_tasks()), open_files()
     storm = Storm(stack, seed=14)
     stack.script.doom = storm.doom
-    async with AsyncExitStack() as exits:
-        killing = asyncio.create_task(kill_workers(stack, tmp_path, storm))
-        exits.callback(killing.cancel)
-        await storm.run(REQUESTS)
-        await killing
+    killing = asyncio.create_task(kill_workers(stack, tmp_path, storm))
+    await storm.run(REQUESTS)
+    killing.cancel()
+    await asyncio.gather(killing, return_exceptions=True)
     over = time.monotonic()
     await stack.until_idle(2 * LEASE_S)
     promise(14, f"{REQUESTS} requests: no call, no ticket is left after", time.monotonic() - over, at_most=20, unit="s")
-    print(f"answered {storm.answered}, left {storm.left}, hit {storm.hit}, refused {storm.refused}")
+    print(
+        f"answered {storm.answered}, left {storm.left}, hit {storm.hit}, refused {storm.refused}, {storm.killed} killed"
+    )
     try:
         await until(lambda: (len(asyncio.all_tasks()), open_files()) == (tasks, files), 2 * LEASE_S)
     except TimeoutError:
         print([task.get_name() for task in asyncio.all_tasks()])
-    assert storm.left >= 0.2 * REQUESTS and storm.hit >= 0.05 * REQUESTS
+    assert storm.left >= 0.2 * REQUESTS and storm.hit >= 0.05 * REQUESTS and storm.killed
     promise(14, f"{REQUESTS} requests: tasks more than before", len(asyncio.all_tasks()) - tasks, exactly=0)
     promise(14, f"{REQUESTS} requests: open files more than before", open_files() - files, exactly=0)
     promise(14, "of those that stayed, answered", storm.answered / (storm.answered + storm.refused), at_least=0.99)

@@ -21,7 +21,7 @@ from tests.support.servers import etcd_server
 from tests.support.wholestack import WORKER, whole_stack
 
 STREAMS, GRACE_S = 50, 20.0
-LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
 PROMPTS = [[3 + (number + 13 * index) % 250 for index in range(50 + number)] for number in range(5)]
 HEALTH = health_pb2.HealthCheckResponse
 
@@ -34,7 +34,7 @@ async def test_sigterm_of_a_decode_with_50_streams_drops_none(
     """Nobody else could take a stream that it drops."""
     expected = [await asyncio.to_thread(oracle.answer, prompt, LONG) for prompt in PROMPTS]
     begun, right = asyncio.Semaphore(0), 0
-    options = ("--drain-s", str(GRACE_S), "--max-sequences", "64", "--failpoints", "decode.token=delay:0.02")
+    options = ("--drain-s", str(GRACE_S), "--max-sequences", "64", "--failpoints", "decode.token=delay:0.05")
 
     async def stream(stack: Any, number: int) -> None:
         nonlocal right
