@@ -10,6 +10,7 @@ from engine.layout import Layout
 from engine.sampling.params import is_integer
 
 DTYPES = ("float32", "bfloat16")
+_POSITIVE = ("memory_bytes", "block_tokens", "max_batch_tokens", "max_sequences", "max_waiting", "anchor_every_blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class EngineConfig:
     num_blocks: int | None = None
     num_slots: int | None = None  # every live sequence needs one, every anchor takes one
     memory_bytes: int = 256 * 2**20  # used for whichever of the two above is not given
+    block_tokens: int = 128  # raised to a multiple of every compression rate of the model
     max_batch_tokens: int = 512
     max_sequences: int = 16
     max_waiting: int = 256
@@ -32,7 +34,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model_dir", Path(self.model_dir))
-        for field in ("memory_bytes", "max_batch_tokens", "max_sequences", "max_waiting", "anchor_every_blocks"):
+        for field in _POSITIVE:
             _require_positive(field, getattr(self, field))
         for field in ("num_blocks", "num_slots", "threads"):
             if getattr(self, field) is not None:

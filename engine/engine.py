@@ -91,7 +91,7 @@ class Engine:
         dtype: torch.dtype = getattr(torch, config.dtype)
         ops = choose(config.kernels, batch_invariant=config.batch_invariant)
         with load_bar(config.model_dir.name) as progress:
-            family = open_family(config.model_dir, dtype, config.batch_invariant, ops, progress=progress)
+            family = open_family(config.model_dir, dtype, config.batch_invariant, ops, config.block_tokens, progress)
         model = ModelInfo(
             config.model_name or config.model_dir.name,
             model_revision(config.model_dir),

@@ -140,9 +140,11 @@ class Layout:
 
     @property
     def records_fingerprint(self) -> str:
-        """The same for layouts that differ in `block_tokens` alone: one engine can write records for the other."""
-        unpaged = [asdict(group.unpaged) for group in self.groups]
-        return _digest([unpaged, self.max_rollback, asdict(self.replay)])
+        """The same for layouts that differ in `block_tokens` alone: one engine can write records for the other.
+
+        What can be rolled back is said by the rows of the windows.
+        """
+        return _digest([[asdict(group.unpaged) for group in self.groups], asdict(self.replay)])
 
     def group(self, name: str) -> CacheGroup:
         """The group called `name`; KeyError names the groups that exist."""

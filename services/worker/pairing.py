@@ -40,7 +40,7 @@ def _told(group: CacheGroup) -> str:
 
 def _whole(layout: Layout) -> str:
     names = ", ".join(group.name for group in layout.groups)
-    return f"groups {names}, rollback of {layout.max_rollback}, {layout.replay}"
+    return f"groups {names} and {layout.replay}"
 
 
 def _misfit(field: str, prefill: str, decode: str) -> InvalidArgument:

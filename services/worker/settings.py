@@ -22,6 +22,7 @@ class WorkerSettings(ServiceSettings):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of compute and KV")
     kernels: Literal["auto", "reference", "cpu", "triton"] = Field("auto", description="operator backend")
     kv_memory_mb: int = Field(256, ge=1, description="MiB for KV blocks and window slots")
+    block_tokens: int = Field(128, ge=1, description="tokens of a KV block, raised to what the model needs")
     chunk_tokens: int = Field(512, ge=2, description="most tokens that one engine step computes")
     max_sequences: int = Field(16, ge=1, description="most sequences that one engine step computes")
     max_waiting: int = Field(64, ge=1, description="most requests that wait for the engine; more are refused")
@@ -37,6 +38,7 @@ class WorkerSettings(ServiceSettings):
             model_dir=self.model,
             dtype=self.dtype,
             memory_bytes=self.kv_memory_mb * _MIB,
+            block_tokens=self.block_tokens,
             max_batch_tokens=self.chunk_tokens,
             max_sequences=self.max_sequences,
             max_waiting=self.max_waiting,
