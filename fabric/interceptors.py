@@ -106,6 +106,8 @@ class CallScope(grpc.aio.ServerInterceptor):
 
         async def answer_writing(request: Any, context: Context) -> None:
             async with self._scope(method, context):
+                # Not with the first write: if that is cancelled, nothing can end the call any more.
+                await context.send_initial_metadata(())
                 await inner(request, context)
 
         behaviour = answer if inspect.isasyncgenfunction(inner) else answer_writing

@@ -11,11 +11,13 @@ from typing import Any
 
 import grpc
 
+from engine.layout import Layout
 from fabric.discovery import Discovery, MemberInfo
 from fabric.errors import InvalidArgument, ServiceError
 from fabric.interceptors import CallScope, InFlight
 from fabric.server import SERVER_OPTIONS
 from fabric.telemetry.metrics import Metrics
+from fabric.wire import pack_layout
 from protos.deepinfer.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from services.prefill.inbound import Inbound
 from tests.support import bytemodel
@@ -32,7 +34,7 @@ def model_info(revision: str = "r1") -> common_pb2.ModelInfo:
         vocab_size=bytemodel.tokenizer().get_vocab_size(),
         max_context_tokens=bytemodel.CONTEXT_TOKENS,
         eos_token_ids=[bytemodel.EOS],
-        layout=common_pb2.Layout(fingerprint="layout", block_tokens=128),
+        layout=pack_layout(Layout(block_tokens=128, max_rollback=0, groups=())),
     )
 
 
@@ -226,6 +228,7 @@ class FakeDecode(_Worker, decode_pb2_grpc.DecodeServiceServicer):
             request_id=request.request_id,
             epoch=self.epoch,
             landings=[common_pb2.Landing()],
+            layout=self.model.layout,
         )
         self.tickets.add(ticket.id)
         return decode_pb2.ReserveResponse(ticket=ticket)
