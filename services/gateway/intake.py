@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
+from engine.sampling.params import MAX_NEW_TOKENS
 from fabric.errors import InvalidArgument
 from protos.deepinfer.v1 import gateway_pb2, recipe_pb2
 from services.gateway import sampling
@@ -14,6 +16,15 @@ from services.gateway.chat_body import MAX_MESSAGES, MAX_TOOLS
 from services.gateway.job import Job
 
 _MAX_JSON_CHARS = 1 << 20
+_SAMPLING = "sampling"  # where our own messages nest it
+# Fields of a body that our own messages call otherwise.
+_RENAMED = (
+    (re.compile(r"^(tools\[\d+\])\.function\.parameters"), r"\1.parameters_json"),
+    (re.compile(r"\.function\.arguments"), ".arguments_json"),
+    (re.compile(r"\.function\b"), ""),
+    (re.compile(r"\.reasoning_content$"), ".reasoning"),
+    (re.compile(r"^(tool_choice|thinking)\..*"), r"\1"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +65,24 @@ def chat_from_message(request: gateway_pb2.ChatRequest, stamp: Stamp) -> Job:
         InvalidArgument: naming the field.
     """
     _refuse_many(request)
-    body = json.dumps(_body(request)).encode()
-    job = chat_from_body(body, stamp)
     asked = request.sampling
-    params = sampling.unpack(asked, 1)
+    params = sampling.checked(sampling.unpack(asked, MAX_NEW_TOKENS), 1 << 31, _SAMPLING)
+    try:
+        job = chat_from_body(json.dumps(_body(request)).encode(), stamp)
+    except InvalidArgument as error:
+        raise InvalidArgument(error.message, field=_in_message(error.field), fix=error.fix) from error
     return Job(
         request_id=job.request_id,
         model=job.model,
         salt=job.salt,
         dialect=job.dialect,
-        sampling=sampling.checked(params, 1 << 31, "sampling"),
+        sampling=params,
         max_tokens=asked.max_tokens if asked.HasField("max_tokens") else None,
         prompt_field="messages",
         render=job.render,
         use_cache=request.use_cache if request.HasField("use_cache") else True,
         created=stamp.created,
+        sampling_field=_SAMPLING,
     )
 
 
@@ -90,13 +104,14 @@ def generate_from_message(request: gateway_pb2.GatewayServiceGenerateRequest, st
         model=request.model,
         salt=stamp.salt,
         dialect=recipe_pb2.DIALECT_TEXT,
-        sampling=sampling.checked(sampling.unpack(asked, 1 << 19), 1 << 31, "sampling"),
+        sampling=sampling.checked(sampling.unpack(asked, MAX_NEW_TOKENS), 1 << 31, _SAMPLING),
         max_tokens=asked.max_tokens if asked.HasField("max_tokens") else None,
         prompt_field="token_ids" if kind == "token_ids" else "text",
         render=text if kind == "text" else None,
         token_ids=tuple(request.token_ids.ids),
         use_cache=request.use_cache if request.HasField("use_cache") else True,
         created=stamp.created,
+        sampling_field=_SAMPLING,
     )
 
 
@@ -123,6 +138,13 @@ def _body(request: gateway_pb2.ChatRequest) -> dict[str, Any]:
     if request.sampling.HasField("logprobs"):
         body |= {"logprobs": True, "top_logprobs": request.sampling.logprobs}
     return body
+
+
+def _in_message(field: str) -> str:
+    """What a gRPC client calls the `field` of a body."""
+    for pattern, name in _RENAMED:
+        field = pattern.sub(name, field)
+    return field
 
 
 def _message(message: gateway_pb2.ChatMessage) -> dict[str, Any]:

@@ -15,7 +15,8 @@ class Job:
     """What a surface accepted.
 
     Either `render` (a chat body or a text) or `token_ids` is the prompt. `max_tokens` None leaves it to the model's
-    encoding; `sampling.max_tokens` then means nothing. `prompt_field` is what errors about the prompt name.
+    encoding; `sampling.max_tokens` then means nothing. `prompt_field` is what errors about the prompt name, and
+    `sampling_field` what the surface nests sampling parameters in, if anything.
     """
 
     request_id: str
@@ -31,6 +32,7 @@ class Job:
     stream: bool = True
     include_usage: bool = False
     created: int = 0
+    sampling_field: str = ""
 
 
 @dataclass(frozen=True, slots=True)

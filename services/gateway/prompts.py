@@ -8,13 +8,13 @@ from dataclasses import replace
 from fabric.errors import InvalidArgument
 from protos.deepinfer.v1 import common_pb2
 from services.gateway.job import Job, ModelLimits, Prompt
-from services.gateway.sampling import checked
+from services.gateway.sampling import checked, nested
 
 
 def refuse_early(job: Job, limits: ModelLimits) -> None:
     """Raises InvalidArgument for what cannot fit however short the prompt is."""
     if job.max_tokens is not None and job.max_tokens >= limits.max_total_tokens:
-        raise _too_many(job.max_tokens, limits.max_total_tokens - 1)
+        raise _too_many(job, job.max_tokens, limits.max_total_tokens - 1)
 
 
 def bounded(
@@ -44,13 +44,13 @@ def bounded(
             f"a token id is outside the vocabulary of {limits.vocab_size}", field=job.prompt_field, fix="check the ids"
         )
     if job.max_tokens is not None and job.max_tokens > room:
-        raise _too_many(job.max_tokens, room)
+        raise _too_many(job, job.max_tokens, room)
     sampling = replace(
         job.sampling,
         max_tokens=job.max_tokens or max(1, min(default_max_tokens, room)),
         seed=seed if job.sampling.seed is None else job.sampling.seed,
     )
-    checked(sampling, limits.vocab_size)
+    checked(sampling, limits.vocab_size, job.sampling_field)
     return Prompt(token_ids, parsing_options, sampling, limits.eos_token_ids)
 
 
@@ -65,7 +65,9 @@ def finish_of(prompt: Prompt, token: int, count: int) -> common_pb2.FinishReason
     return None
 
 
-def _too_many(asked: int, most: int) -> InvalidArgument:
+def _too_many(job: Job, asked: int, most: int) -> InvalidArgument:
     return InvalidArgument(
-        f"{asked} output tokens were asked for, at most {most} fit", field="max_tokens", fix=f"ask for at most {most}"
+        f"{asked} output tokens were asked for, at most {most} fit",
+        field=nested("max_tokens", job.sampling_field),
+        fix=f"ask for at most {most}",
     )

@@ -22,9 +22,13 @@ def checked(params: SamplingParams, vocab_size: int, field: str = "") -> Samplin
     try:
         params.validate(vocab_size)
     except InvalidParameter as error:
-        name = f"{field}.{error.field}" if field else error.field
-        raise InvalidArgument(error.message, field=name, fix=error.fix) from error
+        raise InvalidArgument(error.message, field=nested(error.field, field), fix=error.fix) from error
     return params
+
+
+def nested(name: str, field: str) -> str:
+    """How a client calls a parameter that its request nests in `field`; empty: in nothing."""
+    return f"{field}.{name}" if field else name
 
 
 def pack(params: SamplingParams) -> common_pb2.SamplingParams:

@@ -82,8 +82,8 @@ SAMPLING = common_pb2.SamplingParams
     ("request_", "kind", "field"),
     [
         (chat(sampling=SAMPLING(temperature=float("nan"))), errors.InvalidArgument, "sampling.temperature"),
-        (chat(sampling=SAMPLING(max_tokens=2**31)), errors.InvalidArgument, "max_tokens"),
-        (chat(sampling=SAMPLING(max_tokens=bytemodel.CONTEXT_TOKENS)), errors.InvalidArgument, "max_tokens"),
+        (chat(sampling=SAMPLING(max_tokens=2**31)), errors.InvalidArgument, "sampling.max_tokens"),
+        (chat(sampling=SAMPLING(max_tokens=bytemodel.CONTEXT_TOKENS)), errors.InvalidArgument, "sampling.max_tokens"),
         (chat("x" * 5000), errors.InvalidArgument, "messages"),
         (gateway_pb2.ChatRequest(model=fakeworkers.MODEL), errors.InvalidArgument, "messages"),
         (gateway_pb2.ChatRequest(messages=chat().messages), errors.InvalidArgument, "model"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -112,7 +113,24 @@ def test_a_grpc_chat_passes_through_the_same_checks() -> None:
     assert (job.max_tokens, job.sampling.temperature, job.stream) == (5, 0.0, True)
     with pytest.raises(InvalidArgument) as caught:
         intake.chat_from_message(chat(tools=[gateway_pb2.Tool(name="a b")]), STAMP)
-    assert caught.value.field == "tools[0].function.name"
+    assert caught.value.field == "tools[0].name"
+
+
+def test_fewest_tokens_need_no_most_tokens() -> None:
+    job = intake.chat_from_message(chat(sampling=common_pb2.SamplingParams(min_tokens=5)), STAMP)
+    assert (job.max_tokens, job.sampling.min_tokens) == (None, 5)
+
+
+@pytest.mark.parametrize("sampling", [{"max_tokens": 120}, {"max_tokens": 30}, {"stop_token_ids": [50]}])
+def test_what_only_the_model_can_refuse_is_named_as_each_surface_calls_it(sampling: dict[str, Any]) -> None:
+    grpc = intake.chat_from_message(chat(sampling=common_pb2.SamplingParams(**sampling)), STAMP)
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **sampling}
+    http = intake.chat_from_body(json.dumps(body).encode(), STAMP)
+    for job, field in ((grpc, f"sampling.{next(iter(sampling))}"), (http, next(iter(sampling)))):
+        with pytest.raises(InvalidArgument) as caught:
+            prompts.refuse_early(job, LIMITS)
+            prompts.bounded(job, LIMITS, [3] * 100, b"", 5, 1)
+        assert caught.value.field == field
 
 
 @pytest.mark.parametrize(
@@ -120,7 +138,11 @@ def test_a_grpc_chat_passes_through_the_same_checks() -> None:
     [
         (chat(sampling=common_pb2.SamplingParams(temperature=float("nan"))), "sampling.temperature"),
         (chat(sampling=common_pb2.SamplingParams(stop=["a"] * 17)), "sampling.stop"),
+        (chat(sampling=common_pb2.SamplingParams(max_tokens=2**31)), "sampling.max_tokens"),
+        (chat(sampling=common_pb2.SamplingParams(logprobs=21)), "sampling.logprobs"),
+        (chat(sampling=common_pb2.SamplingParams(min_tokens=6, max_tokens=5)), "sampling.min_tokens"),
         (chat(tools=[gateway_pb2.Tool(name="f", parameters_json="{")]), "tools[0].parameters_json"),
+        (chat(tools=[gateway_pb2.Tool(name="f", parameters_json="[]")]), "tools[0].parameters_json"),
         (chat(tools=[gateway_pb2.Tool(name="f", parameters_json='{"a": NaN}')]), "tools[0].parameters_json"),
         (chat(tool_choice="no such thing!"), "tool_choice"),
         (gateway_pb2.ChatRequest(model="m"), "messages"),
