@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli import backing, machine, sums
+from cli import backing, machine, running, sums
 from cli.chat import ChatOptions
 from cli.chat import chat as run_chat
 from cli.console import reports_errors
@@ -16,6 +16,7 @@ from cli.inspect import inspect as run_inspect
 from cli.tiny import make_tiny as run_make_tiny
 from cli.up import UpOptions
 from cli.up import up as run_up
+from engine.families import registry
 
 NANO = Path(__file__).resolve().parent.parent / "models" / "nano"
 HTTP_PORT = 8000
@@ -81,8 +82,15 @@ def doctor(
     model: Annotated[Path, typer.Option(help="Model folder to look at.")] = NANO,
     http_port: Annotated[int, typer.Option(min=1, max=65535, help="Port that the gateway would take.")] = HTTP_PORT,
     deep: Annotated[bool, typer.Option("--deep", help="Read the whole model and compare with its SHA256SUMS.")] = False,
+    discovery: Annotated[
+        str, typer.Option(help="Where services announce themselves, such as etcd://host:2379; default: your stacks.")
+    ] = "",
+    transport: Annotated[
+        str, typer.Option(help="With --discovery: what KV should move over, such as ucx://?expect=rdma.")
+    ] = "",
 ) -> int:
-    """Check this machine and say how to fix what a stack would miss. Exit code 1 when something fails."""
+    """Check this machine, and what runs, and say how to fix what is missing. Exit code 1 when something fails."""
+    found = running.of_discovery(discovery, transport) if discovery else running.here()
     return run_doctor(
         {
             "python": machine.python,
@@ -100,6 +108,7 @@ def doctor(
             "torch": backing.torch,
             "KV transport": backing.transport,
             "model": partial(backing.model, model),
+            **running.checks(found),
         },
         {"every byte": partial(sums.verify, model)} if deep else None,
     )
@@ -129,7 +138,7 @@ def inspect(
 @app.command()
 @reports_errors
 def make_tiny(
-    family: Annotated[str, typer.Argument(help="v2, v3, v32, v4 or v41.")],
+    family: Annotated[str, typer.Argument(help=f"One of {', '.join(registry.names())}.")],
     folder: Annotated[Path, typer.Argument(help="New or empty folder to write.")],
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
     quantized: Annotated[bool, typer.Option("--quantized", help="Store the family's published formats.")] = False,

@@ -17,7 +17,7 @@ class StackRecord:
     """A running stack, as `deepinfer chat` finds it and as --ready-file tells it.
 
     pid, started: the process of `deepinfer up` and its start in Unix seconds, which tell it from a later process with
-    the same number. http, grpc: the gateway's host:port. pids: process of each service.
+    the same number. http, grpc: the gateway's host:port. pids: process of each service. transport: how KV moves.
     """
 
     pid: int
@@ -28,6 +28,7 @@ class StackRecord:
     log_dir: str
     pids: dict[str, int]
     addresses: dict[str, str]
+    transport: str = ""
 
     @property
     def alive(self) -> bool:

@@ -143,6 +143,7 @@ class _Stack:
             log_dir=str(self._logs.resolve()),
             pids=pids,
             addresses={row.task.name: row.endpoints.address for row in rows},
+            transport=self._options.transport,
         )
         for path in self._word:
             runtime.write_atomically(path, self._told)

@@ -20,6 +20,11 @@ def packages() -> tuple[str, ...]:
     return tuple(dict.fromkeys(package for _, package in _FAMILIES.values()))
 
 
+def names() -> tuple[str, ...]:
+    """The families' short names, such as "v32"."""
+    return tuple(model_type.removeprefix("deepseek_") for model_type, _ in _FAMILIES.values())
+
+
 def package_of(config: dict[str, Any]) -> str:
     """The package that serves a config. As `architecture`."""
     return _FAMILIES[architecture(config)][1]

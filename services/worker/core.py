@@ -70,13 +70,13 @@ async def open_core(service: str, settings: WorkerSettings) -> AsyncIterator[Cor
     identity = new_identity(service, settings.instance)
     sys.setswitchinterval(_SWITCH_S)
     async with AsyncExitStack() as stack:
-        engine, kernels = await asyncio.to_thread(_open_engine, settings)
         metrics = Metrics(service)
-        runner = EngineRunner(engine, observe=StepMetrics(metrics, service).observe)
-        stack.push_async_callback(runner.close)
-        link = open_link(settings.transport, identity.instance, identity.epoch)
+        link = open_link(settings.transport, identity.instance, identity.epoch)  # first: a missing lane shows at once
         stack.push_async_callback(link.close)
         export_lane(link, metrics)
+        engine, kernels = await asyncio.to_thread(_open_engine, settings)
+        runner = EngineRunner(engine, observe=StepMetrics(metrics, service).observe)
+        stack.push_async_callback(runner.close)
         metrics.build_info("model", engine.model.name)
         metrics.build_info("revision", engine.model.revision)
         metrics.build_info("transport", settings.transport)
