@@ -28,22 +28,22 @@ POINTS = (
 
 
 class Steps:
-    """Engine steps that a worker goes on for, once it has told its engine that a request is over."""
+    """Engine steps that compute something once a worker has told its engine that a request is over."""
 
     def __init__(self, servicer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._runner, self._told = servicer.core.engine, dict[str, int]()
+        self.now, self._told, runner = 0, dict[str, int](), servicer.core.engine
+        monkeypatch.setattr(runner, "_observe", self._stepped)
         for name in ("cancel", "release"):
-            monkeypatch.setattr(self._runner, name, partial(self._noting, getattr(self._runner, name)))
-
-    @property
-    def now(self) -> int:
-        return int(self._runner.engine.stats().steps)
+            monkeypatch.setattr(runner, name, partial(self._noting, getattr(runner, name)))
 
     def after(self) -> int:
         """The most of any request since the last call of this."""
         most = max((self.now - then for then in self._told.values()), default=0)
         self._told.clear()
         return most
+
+    def _stepped(self, step: object) -> None:
+        self.now += 1
 
     def _noting(self, tell: Callable[[str], None], request_id: str) -> None:
         self._told.setdefault(request_id, self.now)

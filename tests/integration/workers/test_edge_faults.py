@@ -33,11 +33,11 @@ ROOM = {"max_sequences": 64, "kv_memory_mb": 128}
 
 @dataclass
 class Edge:
-    """Workers, the proxy on one edge, one request over it that ends by DEADLINE_S or is late, and who serves it."""
+    """Workers, the proxy on one edge, one request over it and the seconds that its call took, and who serves it."""
 
     stack: Stack
     proxy: FaultProxy
-    request: Callable[[int], Awaitable[None]]
+    request: Callable[[int], Awaitable[float]]
     server: str
 
     @property
@@ -45,11 +45,11 @@ class Edge:
         return int(self.stack.running[self.server].chassis._in_flight.finite)
 
 
-async def prefill(stack: Stack, number: int) -> None:
+async def prefill(stack: Stack, number: int) -> float:
     """One Prefill call to its end, whatever that is. Tickets are not this test's: what they hold is given back."""
     name, prompt = f"r{number}-{time.monotonic_ns()}", PROMPTS[number % REQUESTS]
     ticket = await stack.reserve(name, prompt, len(prompt) + GREEDY.max_tokens)
-    call = stack.prefill.Prefill(timeout=DEADLINE_S)
+    began, call = time.monotonic(), stack.prefill.Prefill(timeout=DEADLINE_S)
     start = prefill_pb2.PrefillStart(
         request_id=name, token_ids=prompt, sampling=pack_sampling(GREEDY), salt=b"tenant", use_cache=True
     )
@@ -58,19 +58,24 @@ async def prefill(stack: Stack, number: int) -> None:
         await call.write(prefill_pb2.PrefillRequest(attach=prefill_pb2.PrefillAttach(ticket=ticket)))
         async for _ in call:
             pass
+    took_s = time.monotonic() - began
     await stack.release(ticket, decode_pb2.WRITER_STATE_FINISHED)
+    return took_s
 
 
-async def lookup(stack: Stack, number: int) -> None:
+async def lookup(stack: Stack, number: int) -> float:
+    began = time.monotonic()
     request = kvstore_pb2.LookupRequest(blocks=[kvstore_pb2.BlockName(key=bytes([number] * 32))])
     with suppress(grpc.aio.AioRpcError):
         await stack.kvstore.Lookup(request, timeout=DEADLINE_S)
+    return time.monotonic() - began
 
 
 @asynccontextmanager
 async def link_edge(model: Path, folder: Path, side: str) -> AsyncIterator[Edge]:
     """What is written into the landings of `side`."""
-    async with worker_stack(model, transport=TCP, kvstore=side != "decode", decode=ROOM) as stack:
+    options = {"transport": TCP, "kvstore": side != "decode", "decode": ROOM, "prefill": {"push_timeout_s": 2.0}}
+    async with worker_stack(model, **options) as stack:
         if side != "decode":
             for number in range(REQUESTS):
                 await prefill(stack, number)
@@ -117,23 +122,30 @@ EDGES: dict[str, Callable[[Path, Path], Any]] = {
 async def test_calls_behind_a_sick_edge_end_by_their_deadline(
     model: Path, tmp_path: Path, name: str, promise: Recorder
 ) -> None:
-    """The server's own end of each call is what counts: a client is told by its own clock."""
-    longest = 0.0
+    """The end of the server's work counts as well: a caller is told by its own clock."""
+    longest = longest_work = 0.0
     for faults in SICK:
         async with EDGES[name](model, tmp_path) as edge:
             await edge.request(0)
             edge.proxy.faults = faults
             began = time.monotonic()
-            await asyncio.gather(*(edge.request(number) for number in range(REQUESTS)))
-            async with asyncio.timeout(20.0):
+            took = await asyncio.gather(*(edge.request(number) for number in range(REQUESTS)))
+            longest = max(longest, *took)
+            async with asyncio.timeout(60.0):
                 while edge.running:  # noqa: ASYNC110  another party's counter
                     await asyncio.sleep(0.005)
-            longest = max(longest, time.monotonic() - began)
+            longest_work = max(longest_work, time.monotonic() - began)
             edge.proxy.faults = Faults()
             edge.proxy.cut()
             await edge.request(0)
     what = f"{name}: {len(SICK)} faults x {REQUESTS} calls, past the deadline at most"
     promise(11, what, max(0.0, longest - DEADLINE_S), at_most=SLACK_S, unit="s")
+    known = "a write under way is waited for, push_timeout_s (2 s here) at a time: its source must not change"
+    reason = known if name.endswith("decode link") else ""
+    late_s = max(0.0, longest_work - DEADLINE_S)
+    promise(
+        11, f"{name}: the server's work, past the deadline at most", late_s, at_most=SLACK_S, unit="s", reason=reason
+    )
 
 
 @pytest.mark.slow
