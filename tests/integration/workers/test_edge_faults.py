@@ -26,7 +26,7 @@ DEADLINE_S, SLACK_S = 1.0, 0.25
 REQUESTS = 20
 SICK = [Faults(black_hole=True), Faults(half_open=True), Faults(drip_bytes_per_s=50)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-PROMPTS = [[3 + (number + 3 * index) % 500 for index in range(300)] for number in range(REQUESTS)]
+PROMPTS = [[3 + (number + 3 * index) % 500 for index in range(150)] for number in range(REQUESTS)]
 TCP = "tcp://127.0.0.1:0"
 ROOM = {"max_sequences": 64, "kv_memory_mb": 128}
 

@@ -15,6 +15,7 @@ import pytest
 from engine.sampling.params import SamplingParams
 from fabric.channels import call
 from fabric.errors import ServiceError, from_rpc
+from fabric.wire import pack_layout
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import decode_pb2
 from tests.support.oracle import Oracle
@@ -37,8 +38,21 @@ def replays(stack: Stack, old: Old) -> Iterator[Awaitable[Any]]:
     name, prompt, ticket, receipt = old
     yield drained(stack.generate(name, prompt, GREEDY, ticket, receipt))
     yield call(stack.decode.Release, decode_pb2.ReleaseRequest(ticket_id=ticket.id, epoch=ticket.epoch))
-    yield call(stack.decode.Reserve, decode_pb2.ReserveRequest(request_id="x", token_ids=prompt, epoch=ticket.epoch))
+    yield call(stack.decode.Reserve, reservation(stack, prompt, ticket.epoch))
     yield stack.prefilled(f"again-{name}", prompt, GREEDY, aimed(stack, ticket, f"again-{name}"))
+
+
+def reservation(stack: Stack, prompt: list[int], epoch: int) -> decode_pb2.ReserveRequest:
+    """One that would be granted, but for the incarnation that it means."""
+    model = stack.engine("prefill").model
+    return decode_pb2.ReserveRequest(
+        request_id="again",
+        token_ids=prompt,
+        max_total_tokens=len(prompt) + GREEDY.max_tokens,
+        layout=pack_layout(model.layout),
+        model_revision=model.revision,
+        epoch=epoch,
+    )
 
 
 def aimed(stack: Stack, ticket: common.Ticket, name: str) -> common.Ticket:
