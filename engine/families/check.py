@@ -17,6 +17,7 @@ from engine.checkpoint.folder import Folder
 from engine.checkpoint.rank import Rank, expert_of
 from engine.checkpoint.scales import is_quantized, scale_name
 from engine.checkpoint.sharding import Naming, experts_of, parts
+from engine.families import serving
 from engine.families.fields import is_integer
 from engine.families.registry import package_of
 
@@ -36,7 +37,9 @@ def check_folder(path: Path) -> None:
 def check(folder: Folder) -> None:
     """As `check_folder`, for a folder whose index and headers have been read."""
     package = package_of(folder.config)
-    import_module(f"{package}.config").parse(folder.config)
+    config = import_module(f"{package}.config")
+    config.parse(folder.config)
+    serving.flags(folder.config, config.SWITCHES)
     naming: Naming = import_module(f"{package}.names").NAMING
     parts(folder, naming, Rank())
     stored = naming.stored(folder)

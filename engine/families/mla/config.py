@@ -8,6 +8,7 @@ from typing import Any
 from engine.families.fields import MOST_EXPERTS, MOST_LAYERS, MOST_TIMES, Fields, refusal
 from engine.families.mla.scaling import Rotary, rotary
 
+SWITCHES = ("fp8_index_scores",)  # of the section `serving`; their meaning is in `options`
 _SIGMOID = {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",)}
 _SOFTMAX = {"topk_method": ("greedy", "group_limited_greedy"), "scoring_func": ("softmax",), "norm_topk_prob": (False,)}
 _SAME = {  # mechanisms that every published model has; another value would need other code

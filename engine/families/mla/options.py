@@ -8,7 +8,7 @@ from typing import Any
 from engine.cache.records import Record
 from engine.checkpoint.errors import CheckpointError
 from engine.families.mla.build import index_order
-from engine.families.mla.config import Indexing, MlaConfig
+from engine.families.mla.config import SWITCHES, Indexing, MlaConfig
 from engine.families.mla.records import index_e8m0, index_fp8
 from engine.families.rounding import IndexRounding, hadamard
 from engine.families.serving import flags
@@ -31,14 +31,9 @@ class Options:
         return ("e" if self.power_scales else "q") if self.fp8_index_scores else ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Switches:
-    fp8_index_scores: bool = False
-
-
 def parse_options(config: dict[str, Any], parsed: MlaConfig) -> Options:
     """The `serving` section. Raises CheckpointError naming the key, also for a model that has no such keys."""
-    switches = flags(config, _Switches)
+    switches = flags(config, SWITCHES)
     quantization = config.get("quantization_config")
     given = quantization.get("scale_fmt") if isinstance(quantization, dict) else None
     options = Options(**switches, power_scales=given == "ue8m0")

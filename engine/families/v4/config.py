@@ -21,6 +21,7 @@ MECHANISMS: dict[str, tuple[object, ...]] = {  # of every published V4 and V4.1;
     "tie_word_embeddings": (False,),
 }
 
+SWITCHES = ("fake_quantize",)  # of the section `serving`; their meaning is in `options`
 _MOST_RATE = 1 << 16  # tokens of one entry; a published one has 128
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from engine.checkpoint.errors import CheckpointError
 from engine.families.rounding import hadamard
 from engine.families.serving import flags
-from engine.families.v4.config import LayerKind, V4Config
+from engine.families.v4.config import SWITCHES, LayerKind, V4Config
 from engine.families.v4.records import index_fp4, row_fp8
 
 
@@ -26,7 +26,7 @@ class Options:
 
 def parse_options(config: dict[str, Any], parsed: V4Config) -> Options:
     """The `serving` section. Raises CheckpointError naming the key, also for widths that the formats cannot hold."""
-    options = Options(**flags(config, Options))
+    options = Options(**flags(config, SWITCHES))
     if options.fake_quantize:
         try:
             row_fp8(parsed.head_dim, parsed.rope_dim)

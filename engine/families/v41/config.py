@@ -10,6 +10,8 @@ from engine.families.v4.config import MECHANISMS
 from engine.families.v41.schedule import Schedule, parse_schedule
 from engine.families.yarn import Rope
 
+# Of the section `serving`; their meaning is in `options`.
+SWITCHES = ("fake_quantize", "encoder_replay", "decoder_replay", "handoff_replay")
 _MOST_HASHES = 64  # the published model has 8 of up to 3 tokens; each is a search for a prime
 _MOST_ROWS = 1 << 40
 

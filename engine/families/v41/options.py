@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.families.serving import flags
+from engine.families.v41.config import SWITCHES
 from engine.layout import EXACT, ReplayPolicy
 
 
@@ -38,4 +39,4 @@ class Options:
 
 def parse_options(config: dict[str, Any]) -> Options:
     """The `serving` section of config.json, all false where it is absent. Raises CheckpointError naming the key."""
-    return Options(**flags(config, Options))
+    return Options(**flags(config, SWITCHES))
