@@ -15,7 +15,7 @@ from fabric.kvlink.verify import Placement
 from fabric.records import Extent, Landing
 from services.kvstore.offers import Offer, RecordOffer, needed_by
 from services.kvstore.records import Record
-from services.kvstore.tier import DramTier
+from services.kvstore.tiers import Tiers
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Committed:
 class PutSession:
     """`grant`, then the writer writes, then `commit`; `close` at the end, whatever happened."""
 
-    def __init__(self, tier: DramTier, landings: LandingPool, offer: Offer, id_: str, most_bytes: int) -> None:
+    def __init__(self, tiers: Tiers, landings: LandingPool, offer: Offer, id_: str, most_bytes: int) -> None:
         self.offer, self.id, self._most_bytes = offer, id_, most_bytes
-        self._tier, self._landings = tier, landings
+        self._tiers, self._tier, self._landings = tiers, tiers.dram, landings
         self._granted = Granted((), (), None)
         self._writer = Writer.FINISHED
 
@@ -48,7 +48,7 @@ class PutSession:
         Raises:
             Exhausted: no landing memory now.
         """
-        wanted = self.offer.wanted(lambda record: self._tier.by_id(record) is not None, self._most_bytes)
+        wanted = self.offer.wanted(self._tiers.has, self._most_bytes)
         sizes = np.array([self.offer.records[index].size for index in wanted], dtype=np.int64)
         if wanted:
             landing = self._landings.grant(self.id, int(sizes.sum()))
@@ -91,7 +91,7 @@ class PutSession:
         """Copies one record out of the landing into the tier; its digests are checked on the copy."""
         self.offer.require_places(offer, extents, offset)
         needs = needed_by(offer)
-        if self._granted.landing is None or (needs is not None and self._tier.by_id(needs) is None):
+        if self._granted.landing is None or (needs is not None and not self._tiers.has(needs)):
             return None
         place = self._tier.take(offer.size)
         if place is None:

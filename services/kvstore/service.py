@@ -24,12 +24,16 @@ from protos.deepinfer.v1 import kvstore_pb2_grpc as rpc
 from services.kvstore import wire
 from services.kvstore.hints import Hints
 from services.kvstore.index import open_index
+from services.kvstore.nvme.files import SegmentFiles
+from services.kvstore.nvme.tier import NvmeTier
 from services.kvstore.settings import KvStoreSettings
 from services.kvstore.store import Store, StoreLimits
 from services.kvstore.telemetry import StoreMetrics
 from services.kvstore.tier import DramTier
+from services.kvstore.tiers import Tiers
 
 _MIB = 1 << 20
+_GIB = 1 << 30
 
 
 class KvStoreServicer(rpc.KvStoreServiceServicer):
@@ -96,7 +100,12 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
         export_lane(link, metrics)
         hints = Hints(index, identity.instance, time.monotonic)
         await stack.enter_async_context(background(hints.run(), "hints"))
-        store = _open_store(settings, link, hints, metrics)
+        nvme = _open_nvme(settings)
+        if nvme is not None:
+            stack.callback(nvme.close)
+        store = _open_store(settings, nvme, link, hints, metrics)
+        if nvme is not None:
+            await stack.enter_async_context(background(nvme.run(), "nvme"))
         await stack.enter_async_context(background(store.follow(), "notices"))
         yield Service(
             servicers=[(rpc.add_KvStoreServiceServicer_to_server, KvStoreServicer(identity, store, link, settings))],
@@ -108,10 +117,20 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
         )
 
 
-def _open_store(settings: KvStoreSettings, link: Link, hints: Hints, metrics: Metrics) -> Store:
+def _open_nvme(settings: KvStoreSettings) -> NvmeTier | None:
+    if settings.nvme_dir is None:
+        return None
+    files = SegmentFiles(settings.nvme_dir, settings.nvme_segment_mb * _MIB, settings.nvme_direct)
+    return NvmeTier(files, round(settings.nvme_gb * _GIB), settings.nvme_retention_h * 3600, time.time)
+
+
+def _open_store(settings: KvStoreSettings, nvme: NvmeTier | None, link: Link, hints: Hints, metrics: Metrics) -> Store:
     exported = StoreMetrics(metrics)
     tier = DramTier(settings.memory_mb * _MIB, time.monotonic)
     landings = LandingPool(link, settings.landing_mb * _MIB)
     limits = StoreLimits(settings.max_puts, settings.landing_mb * _MIB // 2, settings.push_timeout_s)
     exported.watch(lambda: tier.used, lambda: len(tier), lambda: hints.lost)
-    return Store(tier, link, landings, hints, limits, partial(secrets.token_hex, 16), exported)
+    if nvme is not None:
+        exported.watch_nvme(nvme)
+    tiers = Tiers(tier, nvme, time.time)
+    return Store(tiers, link, landings, hints, limits, partial(secrets.token_hex, 16), exported)

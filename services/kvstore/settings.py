@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field, SecretStr
 
 from fabric.settings import ServiceSettings
@@ -20,3 +22,10 @@ class KvStoreSettings(ServiceSettings, env_prefix="DEEPINFER_KVSTORE_"):
     max_puts: int = Field(16, ge=1, description="writers at a time; more are refused")
     push_timeout_s: float = Field(2.0, gt=0, description="seconds that writing a hit may take")
     put_timeout_s: float = Field(10.0, gt=0, description="seconds that a writer may take to fill its grant")
+    nvme_dir: Path | None = Field(None, description="directory of the NVMe tier, this kvstore's own; none: DRAM alone")
+    nvme_gb: float = Field(8.0, gt=0, description="GiB of the NVMe tier")
+    nvme_segment_mb: int = Field(64, ge=1, description="MiB of one file of it")
+    nvme_retention_h: float = Field(
+        72.0, gt=0, description="hours after its last use that a record may outlive its file"
+    )
+    nvme_direct: bool = Field(False, description="read it past the page cache")

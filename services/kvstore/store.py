@@ -17,9 +17,10 @@ from fabric.records import Extent, Landing
 from services.kvstore.hints import Hints
 from services.kvstore.offers import Offer, needed_by
 from services.kvstore.puts import Committed, PutSession
-from services.kvstore.records import BlockName, Identity, Record, RecordKind
+from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind
 from services.kvstore.telemetry import StoreMetrics
-from services.kvstore.tier import DramTier, Held
+from services.kvstore.tier import Held
+from services.kvstore.tiers import Tiers
 from services.worker.notices import HandoffNotice
 from services.worker.together import settled
 
@@ -52,7 +53,7 @@ class Store:
 
     def __init__(
         self,
-        tier: DramTier,
+        tiers: Tiers,
         link: Link,
         landings: LandingPool,
         hints: Hints,
@@ -60,12 +61,14 @@ class Store:
         mint: Callable[[], str],
         metrics: StoreMetrics,
     ) -> None:
-        self.tier, self._link, self._landings, self._hints = tier, link, landings, hints
+        self.tiers, self.tier, self._link, self._landings, self._hints = tiers, tiers.dram, link, landings, hints
         self._limits, self._metrics = limits, metrics
-        self._region = link.register(tier.memory)
+        self._region = link.register(tiers.dram.memory)
         self._mint = mint
         self._awaited: set[str] = set()
-        tier.evicted = self._evicted
+        tiers.dram.evicted = lambda record: self._gone([record.id])
+        if tiers.nvme is not None:
+            tiers.nvme.found, tiers.nvme.left = self._found, self._gone
 
     async def follow(self) -> None:
         """Frees landings of writers that left without a commit, once they say that they have finished."""
@@ -76,7 +79,7 @@ class Store:
 
     async def lookup(self, names: Sequence[BlockName], identity: Identity) -> Lookup:
         """How far a prefix is held here, and who holds what follows."""
-        held = self.tier.lookup(names, identity)
+        held = self.tiers.lookup(names, identity)
         if held.anchored:
             self._metrics.hit(held.anchored)
         if held.anchored < len(names):
@@ -93,6 +96,7 @@ class Store:
             InvalidArgument: the landing is too small.
             ServiceError: the write failed.
         """
+        await self.tiers.raise_(names, identity, anchor)
         records = self.tier.collect(names, identity, anchor)
         with self.tier.pinned(records):
             sound = await settled(asyncio.to_thread(self._sound, records))
@@ -120,7 +124,7 @@ class Store:
             raise Exhausted(
                 f"{len(self._awaited)} writers already", field="put", fix="offer it later", retry_after_s=0.5
             )
-        session = PutSession(self.tier, self._landings, offer, self._mint(), self._limits.put_bytes)
+        session = PutSession(self.tiers, self._landings, offer, self._mint(), self._limits.put_bytes)
         self._awaited.add(session.id)
         try:
             with self.tier.pinned(self._parents(offer)):
@@ -133,6 +137,8 @@ class Store:
         """Verifies and stores what a session's writer wrote. Raises InvalidArgument for another number of records."""
         committed = await session.commit(records)
         self._metrics.rejected(committed.rejected)
+        for record in committed.stored:
+            self.tiers.keep(record)
         keys = [record.id.key for record in committed.stored if record.id.kind is RecordKind.BLOCK]
         self._hints.holds(keys)
         if session.offer.keep_s:
@@ -170,9 +176,14 @@ class Store:
         notify, timeout_s = HandoffNotice(landing.id, last=True).dump(), self._limits.push_timeout_s
         await settled(self._link.push(landing.address, [write], notify=notify, timeout_s=timeout_s))
 
-    def _evicted(self, record: Record) -> None:
-        if record.id.kind is RecordKind.BLOCK:
-            self._hints.dropped([record.id.key])
+    def _found(self, records: Sequence[RecordId]) -> None:
+        self._hints.holds([record.key for record in records if record.kind is RecordKind.BLOCK])
+
+    def _gone(self, records: Sequence[RecordId]) -> None:
+        """They left a tier; what is in no other one is no longer announced."""
+        self._hints.dropped(
+            [record.key for record in records if record.kind is RecordKind.BLOCK and not self.tiers.has(record)]
+        )
 
 
 def _placed(records: Sequence[Record], first_block: int) -> Iterator[Extent]:

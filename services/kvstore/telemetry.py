@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 
 from fabric.telemetry.metrics import Metrics
+from services.kvstore.nvme.tier import NvmeCounts, NvmeTier
 
 
 class StoreMetrics:
@@ -16,15 +19,25 @@ class StoreMetrics:
         self._hit_blocks = metrics.counter("kvstore_hit_blocks", "Blocks of those prefixes")
         self._misses = metrics.counter("kvstore_misses", "Lookups and reads that found less than was asked", "reason")
         self._corrupt = metrics.counter("kvstore_corrupt", "Records that were damaged in the store and dropped")
+        self._tier_bytes = metrics.gauge("kvstore_tier_bytes", "Bytes of records", "tier")
         self._rejected = metrics.counter("kvstore_rejected", "Offered records that did not match their digests")
 
     def watch(self, used_bytes: Callable[[], int], records: Callable[[], int], index_lost: Callable[[], int]) -> None:
         """Exports the store's own counts."""
-        tier_bytes = self._metrics.gauge("kvstore_tier_bytes", "Bytes of records", "tier")
-        tier_bytes.labels("dram").set_function(used_bytes)
+        self._tier_bytes.labels("dram").set_function(used_bytes)
         self._metrics.gauge("kvstore_records", "Records").set_function(records)
         text = "How often the index did not answer since start"
         self._metrics.gauge("kvstore_index_lost_total", text).set_function(index_lost)
+
+    def watch_nvme(self, nvme: NvmeTier) -> None:
+        """Exports what the tier on disk counts."""
+        self._tier_bytes.labels("nvme").set_function(lambda: nvme.used)
+        self._metrics.gauge("kvstore_nvme_records", "Records on disk").set_function(lambda: len(nvme))
+        events = self._metrics.gauge(
+            "kvstore_nvme_events_total", "What happened to records on disk since start", "event"
+        )
+        for event in fields(NvmeCounts):
+            events.labels(event.name).set_function(partial(getattr, nvme.counts, event.name))
 
     def hit(self, blocks: int) -> None:
         self._hits.inc()

@@ -213,8 +213,9 @@ class Stack:
         await self.running.pop(role).chassis.close()
 
     async def restart(self, role: str) -> None:
-        """A new incarnation with empty memory."""
-        await self.stop(role)
+        """A new incarnation with empty memory, also of one that was stopped."""
+        if role in self.running:
+            await self.stop(role)
         self.running[role] = await self._starts[role]()
 
     async def close(self) -> None:

@@ -197,3 +197,23 @@ class RetainResponse(_message.Message):
     retained: int
     bytes: int
     def __init__(self, retained: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class SegmentHeader(_message.Message):
+    __slots__ = ("kind", "key", "parent_key", "model_revision", "layout_fingerprint", "token_ids", "extents", "stored_at_ms")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PARENT_KEY_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    kind: RecordKind
+    key: bytes
+    parent_key: bytes
+    model_revision: str
+    layout_fingerprint: str
+    token_ids: bytes
+    extents: _common_pb2.ExtentList
+    stored_at_ms: int
+    def __init__(self, kind: _Optional[_Union[RecordKind, str]] = ..., key: _Optional[bytes] = ..., parent_key: _Optional[bytes] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., extents: _Optional[_Union[_common_pb2.ExtentList, _Mapping]] = ..., stored_at_ms: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,233 @@
+"""Files: the segments of one directory, one of them written to. Knows bytes and places; knows no index and no policy.
+
+Everything blocks: call it from worker threads. One thread appends and removes, any number read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fabric.errors import StartError
+from services.kvstore.nvme.format import PAGE, PRELUDE_BYTES, Head, Stored, head_bytes, pack_head, padded, parse_head
+
+Bytes = npt.NDArray[np.uint8]
+_SUFFIX = ".segment"
+
+
+class Place(NamedTuple):
+    """Where a record lies: whole pages of one segment."""
+
+    segment: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    path: Path
+    descriptor: int
+    reader: int  # the same, or past the page cache
+    readers: int = 0
+    removed: bool = False
+
+    def close(self) -> None:
+        for descriptor in {self.descriptor, self.reader}:
+            os.close(descriptor)
+
+
+class SegmentFiles:
+    """Owns `folder` while it is open: a second owner, in this or another process, is refused.
+
+    A directory may lie on a mounted volume that others see; each kvstore has its own.
+    """
+
+    def __init__(self, folder: Path, segment_bytes: int, direct: bool) -> None:
+        """direct: read past the page cache.
+
+        Raises:
+            StartError: the directory cannot be used, or has an owner.
+        """
+        self._folder, self._segment_bytes, self._direct = folder, segment_bytes, direct
+        self._guard = threading.Lock()
+        self._segments: dict[int, _Segment] = {}
+        self._writing: tuple[int, int] | None = None  # number and length of the segment that is appended to
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StartError(
+                f"{folder}: {error.strerror}", field="nvme_dir", fix="name a writable directory"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise StartError(
+                f"{folder} belongs to another kvstore that runs", field="nvme_dir", fix="give each kvstore its own"
+            ) from error
+        for path in folder.glob(f"*{_SUFFIX}"):
+            if path.stem.isdecimal():
+                self._segments[int(path.stem)] = self._opened(path)
+        self._next = max(self._segments, default=0) + 1
+
+    @property
+    def numbers(self) -> list[int]:
+        """Segments, oldest first."""
+        with self._guard:
+            return sorted(self._segments)
+
+    @property
+    def writing(self) -> int | None:
+        """The segment that is appended to."""
+        return self._writing[0] if self._writing is not None else None
+
+    def size(self, number: int) -> int:
+        """Bytes of a segment."""
+        with self._reading(number) as segment:
+            return os.fstat(segment.descriptor).st_size
+
+    def append(self, stored: Stored, payload: Bytes) -> Place:
+        """Writes one record at the end of the newest segment, or of a new one where that is full.
+
+        Raises:
+            OSError: the disk is full, read-only or broken. What was written of the record is skipped by `scan`.
+        """
+        if self._writing is None or self._writing[1] >= self._segment_bytes:
+            self._writing = (self._create(), 0)
+        number, end = self._writing
+        head = pack_head(stored, number)
+        nbytes = padded(len(head) + payload.nbytes)
+        filler = bytes(nbytes - len(head) - payload.nbytes)
+        try:
+            descriptor = self._segments[number].descriptor
+            written = os.pwritev(descriptor, [head, payload.data, filler], end)
+            if written != nbytes:
+                raise OSError(28, "the disk took only a part of a record")
+        except OSError:
+            self._writing = None  # whatever lies there now, nothing is appended behind it
+            raise
+        self._writing = (number, end + nbytes)
+        return Place(number, end, nbytes)
+
+    def sync(self) -> None:
+        """Returns when what was appended outlives a loss of power. Raises OSError."""
+        if self._writing is not None:
+            os.fdatasync(self._segments[self._writing[0]].descriptor)
+
+    def read(self, place: Place) -> tuple[Head, Bytes] | None:
+        """A record's head and payload, unchecked but for the head; None where the head is damaged or cut short.
+
+        Raises:
+            OSError: the device cannot read it. KeyError: the segment was removed.
+        """
+        raw = self._read(place.segment, place.offset, place.nbytes)
+        head = parse_head(bytes(raw[: min(len(raw), PAGE)]), place.segment) or parse_head(raw.tobytes(), place.segment)
+        if head is None or len(raw) < head.payload_at + head.stored.size:
+            return None
+        return head, raw[head.payload_at : head.payload_at + head.stored.size]
+
+    def scan(self, number: int) -> Iterator[tuple[Place, Head] | None]:
+        """Every record of a segment in order, by its head; None for each stretch of pages that is none.
+
+        Raises:
+            OSError: the device cannot read it.
+        """
+        offset, end, lost = 0, self.size(number), False
+        while offset < end:
+            head = self._head(number, offset)
+            if head is None or offset + head.payload_at + head.stored.size > end:
+                if not lost:
+                    yield None
+                lost, offset = True, offset + PAGE
+                continue
+            yield Place(number, offset, head.nbytes), head
+            lost, offset = False, offset + head.nbytes
+
+    def remove(self, number: int) -> None:
+        """Deletes a segment once nobody reads it."""
+        with self._guard:
+            segment = self._segments.pop(number)
+            segment.removed = True
+            idle = segment.readers == 0
+        segment.path.unlink(missing_ok=True)
+        if idle:
+            segment.close()
+        if self.writing == number:
+            self._writing = None
+
+    def close(self) -> None:
+        """Gives the directory back; nobody may read any more."""
+        for segment in self._segments.values():
+            segment.close()
+        self._segments.clear()
+        os.close(self._lock)
+
+    def _head(self, number: int, offset: int) -> Head | None:
+        first = self._read(number, offset, PAGE)
+        length = head_bytes(first[:PRELUDE_BYTES].tobytes(), number)
+        if length is None:
+            return None
+        packed = first if length <= len(first) else self._read(number, offset, padded(length))
+        return parse_head(packed.tobytes(), number)
+
+    def _create(self) -> int:
+        number, self._next = self._next, self._next + 1
+        path = self._folder / f"{number:012d}{_SUFFIX}"
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        with self._guard:
+            self._segments[number] = self._opened(path)
+        return number
+
+    def _opened(self, path: Path) -> _Segment:
+        """Writes go through the page cache, they are synced in batches."""
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            return _Segment(path, descriptor, os.open(path, os.O_RDONLY | os.O_DIRECT) if self._direct else descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            raise StartError(
+                f"{path} cannot be read past the page cache", field="nvme_direct", fix="set --no-nvme-direct"
+            ) from error
+
+    @contextmanager
+    def _reading(self, number: int) -> Iterator[_Segment]:
+        with self._guard:
+            segment = self._segments[number]
+            segment.readers += 1
+        try:
+            yield segment
+        finally:
+            with self._guard:
+                segment.readers -= 1
+                over = segment.removed and segment.readers == 0
+            if over:
+                segment.close()
+
+    def _read(self, number: int, offset: int, nbytes: int) -> Bytes:
+        """At most `nbytes` bytes: fewer at the end of a file."""
+        with self._reading(number) as segment:
+            # Unbuffered reads want aligned memory; an anonymous map is.
+            buffer = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8) if self._direct else np.empty(nbytes, np.uint8)
+            return buffer[: _fill(segment.reader, buffer, offset)]
+
+
+def _fill(descriptor: int, buffer: Bytes, offset: int) -> int:
+    """Reads until the buffer is full or the file ends."""
+    at = 0
+    while at < len(buffer):
+        count = os.preadv(descriptor, [buffer[at:].data], offset + at)
+        at += count
+        if count == 0 or count % PAGE:
+            break
+    return at

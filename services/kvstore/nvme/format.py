@@ -1,0 +1,141 @@
+"""Format: one record as it lies in a segment file. Knows bytes; opens nothing and trusts none of them.
+
+    prelude: magic, header bytes, payload bytes, number of the segment, digest of all that and of the header
+    header:  name, parent, identity, tokens, extents with their digests, when it was stored
+    payload: the record as it lies in DRAM
+    zeros up to a whole page
+
+The head names its segment: what a former file left on the same pages of a disk is no record of this one. The payload is
+checked extent by extent where it is copied to.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import xxhash
+from google.protobuf.message import DecodeError
+
+from fabric.records import Extent
+from fabric.wire import pack_extents, unpack_extents
+from protos.deepinfer.v1 import kvstore_pb2 as pb
+from services.kvstore.records import Identity, Record, RecordId, RecordKind
+
+PAGE = 4096  # unit of files: what a device writes whole, and what unbuffered reads are aligned to
+MAX_HEADER_BYTES = 1 << 20
+MAX_PAYLOAD_BYTES = 1 << 30
+_MAGIC = b"DIKVREC1"
+_PRELUDE = struct.Struct("<8sIQQ")
+_SEAL = struct.Struct("<Q")
+PRELUDE_BYTES = _PRELUDE.size + _SEAL.size
+_KINDS = {RecordKind.BLOCK: pb.RECORD_KIND_BLOCK, RecordKind.ANCHOR: pb.RECORD_KIND_ANCHOR}
+_KIND_OF = {number: kind for kind, number in _KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a segment says of one record; `stored_at` in unix seconds."""
+
+    id: RecordId
+    identity: Identity
+    tokens: bytes
+    parent: bytes
+    size: int
+    extents: tuple[Extent, ...]
+    stored_at: float
+
+    @classmethod
+    def of(cls, record: Record, stored_at: float) -> Stored:
+        return cls(
+            record.id, record.identity, record.tokens, record.parent, record.size, tuple(record.extents), stored_at
+        )
+
+    def placed(self, offset: int) -> Record:
+        """The record as it lies at `offset` of the DRAM tier."""
+        return Record(self.id, self.identity, self.tokens, self.parent, offset, self.size, self.extents)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A sound prelude and header: where the payload starts, and how long everything is, both in bytes."""
+
+    stored: Stored
+    payload_at: int
+    nbytes: int
+
+
+def pack_head(stored: Stored, segment: int) -> bytes:
+    """Prelude and header; the payload follows at once."""
+    header = pb.SegmentHeader(
+        kind=_KINDS[stored.id.kind],
+        key=stored.id.key,
+        parent_key=stored.parent,
+        model_revision=stored.identity.model_revision,
+        layout_fingerprint=stored.identity.layout_fingerprint,
+        token_ids=stored.tokens,
+        extents=pack_extents(stored.extents),
+        stored_at_ms=round(stored.stored_at * 1000),
+    ).SerializeToString()
+    prelude = _PRELUDE.pack(_MAGIC, len(header), stored.size, segment)
+    return prelude + _SEAL.pack(xxhash.xxh3_64_intdigest(prelude + header)) + header
+
+
+def padded(nbytes: int) -> int:
+    """Bytes of whole pages that hold `nbytes`."""
+    return -(-nbytes // PAGE) * PAGE
+
+
+def head_bytes(prelude: bytes, segment: int) -> int | None:
+    """Bytes of prelude and header together, from the prelude alone; None where there is none."""
+    if len(prelude) < PRELUDE_BYTES:
+        return None
+    magic, header, payload, number = _PRELUDE.unpack_from(prelude)
+    if magic != _MAGIC or number != segment or header > MAX_HEADER_BYTES or not 0 < payload <= MAX_PAYLOAD_BYTES:
+        return None
+    return PRELUDE_BYTES + int(header)
+
+
+def parse_head(packed: bytes, segment: int) -> Head | None:
+    """The head at the start of `packed`; None where it is damaged, cut short or of another segment."""
+    length = head_bytes(packed, segment)
+    if length is None or len(packed) < length:
+        return None
+    header = packed[PRELUDE_BYTES:length]
+    (seal,) = _SEAL.unpack_from(packed, _PRELUDE.size)
+    if xxhash.xxh3_64_intdigest(packed[: _PRELUDE.size] + header) != seal:
+        return None
+    _, _, payload, _ = _PRELUDE.unpack_from(packed)
+    stored = _unpack(header, int(payload))
+    return None if stored is None else Head(stored, length, padded(length + int(payload)))
+
+
+def _unpack(header: bytes, size: int) -> Stored | None:
+    try:
+        message = pb.SegmentHeader.FromString(header)
+        extents = unpack_extents(message.extents)
+        kind = _KIND_OF[message.kind]
+    except (DecodeError, KeyError, ValueError):
+        return None
+    if not _fit(extents, size):
+        return None
+    return Stored(
+        RecordId(kind, message.key),
+        Identity(message.model_revision, message.layout_fingerprint),
+        message.token_ids,
+        message.parent_key,
+        size,
+        extents,
+        message.stored_at_ms / 1000,
+    )
+
+
+def _fit(extents: Sequence[Extent], size: int) -> bool:
+    """Whether the extents cover the record exactly, one after the other: no byte is left unchecked."""
+    end = 0
+    for extent in extents:
+        if extent.offset != end:
+            return False
+        end = extent.end
+    return end == size

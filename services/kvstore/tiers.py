@@ -1,0 +1,107 @@
+"""Tiers: DRAM over NVMe as one. Knows what is held and moves it up and down; knows no network and no index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from services.kvstore.nvme.format import Stored
+from services.kvstore.nvme.tier import NvmeTier
+from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind
+from services.kvstore.tier import DramTier, Held
+
+# Records, by the name that asked for each.
+_Missing = list[tuple[RecordId, BlockName, int]]
+
+
+class Tiers:
+    """`nvme` is None where there is no directory: then DRAM is all there is. `now` tells unix seconds."""
+
+    def __init__(self, dram: DramTier, nvme: NvmeTier | None, now: Callable[[], float]) -> None:
+        self.dram, self.nvme, self._now = dram, nvme, now
+
+    def has(self, record: RecordId) -> bool:
+        """Whether a record of this name is in any tier."""
+        return self.dram.by_id(record) is not None or self._below(record) is not None
+
+    def lookup(self, names: Sequence[BlockName], identity: Identity) -> Held:
+        """Leading blocks held, and up to which anchor. What is on disk is taken at its key until it is read."""
+        blocks = anchored = 0
+        for name in names:
+            if not self._holds(RecordKind.BLOCK, name, identity):
+                break
+            blocks += 1
+            if self._holds(RecordKind.ANCHOR, name, identity):
+                anchored = blocks
+        return Held(blocks, anchored)
+
+    async def raise_(self, names: Sequence[BlockName], identity: Identity, anchor: bool) -> None:
+        """Brings what is asked for up to DRAM, as far as it is here and there is room, verified on the way.
+
+        The anchor of the last block only where all blocks are here: without them it is of no use.
+        """
+        missing, here = self._missing(names, identity, anchor)
+        if self.nvme is None or not missing:
+            return
+        with self.dram.pinned(here):
+            offsets = self._room([size for _, _, size in missing])
+            wanted = [
+                (record, self.dram.memory[offset : offset + size])
+                for (record, _, size), offset in zip(missing, offsets, strict=False)
+            ]
+            try:
+                read = await self.nvme.fetch(wanted)
+            except BaseException:
+                for offset in offsets:
+                    self.dram.give(offset)
+                raise
+            for (_, name, _), offset, stored in zip(missing, offsets, read, strict=False):
+                self._admit(name, identity, offset, stored)
+
+    def keep(self, record: Record) -> None:
+        """Writes a record that is new in DRAM behind, to the disk; until then its bytes stay."""
+        if self.nvme is None:
+            return
+        with ExitStack() as held:
+            held.enter_context(self.dram.pinned([record]))
+            payload = self.dram.memory[record.offset : record.offset + record.size]
+            self.nvme.offer(Stored.of(record, self._now()), payload, held.pop_all().close)
+
+    def _missing(self, names: Sequence[BlockName], identity: Identity, anchor: bool) -> tuple[_Missing, list[Record]]:
+        """What of the leading names is on disk alone, and what is in DRAM."""
+        missing: _Missing = []
+        here: list[Record] = []
+        last = (RecordKind.ANCHOR,) if anchor else ()
+        for index, name in enumerate(names):
+            for kind in (RecordKind.BLOCK, *(last if index == len(names) - 1 else ())):
+                record, size = self.dram.find(kind, name, identity), self._below(RecordId(kind, name.key))
+                if record is not None:
+                    here.append(record)
+                elif size is not None:
+                    missing.append((RecordId(kind, name.key), name, size))
+                else:
+                    return missing, here
+        return missing, here
+
+    def _room(self, sizes: Sequence[int]) -> list[int]:
+        """Places for as many leading records as DRAM can take."""
+        offsets = []
+        for size in sizes:
+            offset = self.dram.take(size)
+            if offset is None:
+                break
+            offsets.append(offset)
+        return offsets
+
+    def _admit(self, name: BlockName, identity: Identity, offset: int, stored: Stored | None) -> None:
+        record = stored.placed(offset) if stored is not None else None
+        if record is None or not record.answers(name, identity):
+            self.dram.give(offset)
+        else:
+            self.dram.admit(record)
+
+    def _holds(self, kind: RecordKind, name: BlockName, identity: Identity) -> bool:
+        return self.dram.find(kind, name, identity) is not None or self._below(RecordId(kind, name.key)) is not None
+
+    def _below(self, record: RecordId) -> int | None:
+        return self.nvme.size_of(record) if self.nvme is not None else None

@@ -1,0 +1,159 @@
+"""Segment files give back what was written and nothing else: cut, flipped, foreign and half-written bytes are none."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fabric.errors import StartError
+from fabric.kvlink.verify import digest
+from fabric.records import Extent
+from services.kvstore.nvme.files import Place, SegmentFiles
+from services.kvstore.nvme.format import PAGE, Head, Stored, pack_head, parse_head
+from services.kvstore.records import ROOT, Identity, RecordId, RecordKind
+
+SIZE = 10_000
+SEGMENT = 8 * PAGE
+
+
+def payload(index: int, size: int = SIZE) -> np.ndarray:
+    return np.random.default_rng(index).integers(0, 256, size, dtype=np.uint8)
+
+
+def stored(index: int, size: int = SIZE) -> Stored:
+    """A record of two groups."""
+    data, half = payload(index, size), size // 2
+    extents = tuple(
+        Extent(group, 0, 1, start, end - start, digest(data[start:end]))
+        for group, start, end in (("latent", 0, half), ("index", half, size))
+    )
+    name = RecordId(RecordKind.BLOCK, bytes([index]) * 32)
+    return Stored(name, Identity("rev", "layout"), bytes([index]) * 512, ROOT, size, extents, 1_000.0 + index)
+
+
+@pytest.fixture(params=[False, True], ids=["cached", "direct"])
+def files(request: pytest.FixtureRequest, tmp_path: Path):
+    opened = SegmentFiles(tmp_path / "kv", SEGMENT, request.param)
+    yield opened
+    opened.close()
+
+
+def everything(files: SegmentFiles) -> list[tuple[Place, Head] | None]:
+    return [item for number in files.numbers for item in files.scan(number)]
+
+
+def test_what_was_written_is_read_and_found_again(files, tmp_path):
+    places = [files.append(stored(index), payload(index)) for index in range(10)]
+    assert len(files.numbers) > 2 and all(place.offset % PAGE == 0 for place in places)
+    files.sync()
+    for index, place in enumerate(places):
+        head, data = files.read(place)
+        assert head.stored == stored(index) and (data == payload(index)).all()
+    found = everything(files)
+    assert [item[0] for item in found] == places
+    assert [item[1].stored for item in found] == [stored(index) for index in range(10)]
+
+
+def test_a_record_larger_than_a_page_of_header_is_found_too(files):
+    long = replace(stored(1), tokens=bytes(3 * PAGE))
+    place = files.append(long, payload(1))
+    assert files.read(place)[0].stored == long and everything(files)[0][1].stored == long
+
+
+def test_a_damaged_stretch_costs_its_records_alone(files, tmp_path):
+    places = [files.append(stored(index), payload(index)) for index in range(3)]
+    path = tmp_path / "kv" / f"{places[1].segment:012d}.segment"
+    with path.open("r+b") as file:
+        file.seek(places[1].offset + 20)
+        file.write(b"\xff")
+    found = everything(files)
+    assert [item and item[0] for item in found] == [places[0], None, places[2]]
+    assert files.read(places[1]) is None
+
+
+@pytest.mark.parametrize("kept", [0, 10, PAGE, SIZE, SIZE + PAGE - 1])
+def test_a_tail_that_was_cut_off_is_no_record(files, tmp_path, kept):
+    files.append(stored(1), payload(1))
+    last = files.append(stored(2), payload(2))
+    os.truncate(tmp_path / "kv" / f"{last.segment:012d}.segment", last.offset + kept)
+    found = [item for item in everything(files) if item is not None]
+    whole = kept >= SIZE + PAGE - 1  # all of its payload is there, only zeros are missing
+    assert [item[1].stored.id for item in found] == [stored(1).id, *([stored(2).id] if whole else [])]
+    assert (files.read(last) is not None) == whole
+
+
+def test_after_a_write_that_failed_nothing_is_appended_behind_it(tmp_path, monkeypatch):
+    files = SegmentFiles(tmp_path, 100 * PAGE, direct=False)
+    first = files.append(stored(1), payload(1))
+    real = os.pwritev
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", lambda descriptor, parts, offset: real(descriptor, parts[:1], offset))
+        with pytest.raises(OSError, match="part"):
+            files.append(stored(2), payload(2))
+    third = files.append(stored(3), payload(3))
+    assert third.segment > first.segment
+    assert [item[1].stored.id for item in everything(files) if item is not None] == [stored(1).id, stored(3).id]
+    files.close()
+
+
+def test_a_segment_goes_when_its_last_reader_has(tmp_path):
+    files = SegmentFiles(tmp_path, SEGMENT, direct=False)
+    place = files.append(stored(1), payload(1))
+    with files._reading(place.segment) as segment:
+        files.remove(place.segment)
+        assert not segment.path.exists()
+        assert len(os.pread(segment.descriptor, PAGE, 0)) == PAGE  # whoever reads it, reads it to the end
+    with pytest.raises(OSError):
+        os.fstat(segment.descriptor)
+    with pytest.raises(KeyError):
+        files.read(place)
+    assert files.append(stored(2), payload(2)).segment > place.segment
+    files.close()
+
+
+def test_a_directory_has_one_owner_and_numbers_are_not_used_twice(tmp_path):
+    files = SegmentFiles(tmp_path, SEGMENT, direct=False)
+    place = files.append(stored(1), payload(1))
+    with pytest.raises(StartError, match="another kvstore"):
+        SegmentFiles(tmp_path, SEGMENT, direct=False)
+    files.close()
+    again = SegmentFiles(tmp_path, SEGMENT, direct=False)
+    assert (again.read(place)[1] == payload(1)).all()
+    assert again.append(stored(2), payload(2)).segment == place.segment + 1
+    again.close()
+
+
+def test_a_directory_that_cannot_be_used_is_told_by_name(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartError) as caught:
+        SegmentFiles(tmp_path / "file", SEGMENT, direct=False)
+    assert caught.value.field == "nvme_dir" and caught.value.fix
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_no_flipped_cut_or_foreign_head_is_taken(data: st.DataObject) -> None:
+    whole = pack_head(stored(1), 7)
+    assert parse_head(whole, 7) is not None and parse_head(whole, 8) is None
+    at, bit = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(0, 7))
+    flipped = bytearray(whole)
+    flipped[at] ^= 1 << bit
+    assert parse_head(bytes(flipped), 7) is None
+    assert parse_head(whole[: data.draw(st.integers(0, len(whole) - 1))], 7) is None
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_no_head(noise: bytes) -> None:
+    assert parse_head(noise, 7) is None and parse_head(b"DIKVREC1" + noise, 7) is None
+
+
+def test_extents_that_leave_a_byte_unchecked_are_no_record() -> None:
+    one, two = stored(1).extents
+    for extents in ((one,), (two,), (one, replace(two, size=two.size - 1)), (one, replace(two, offset=two.offset + 1))):
+        assert parse_head(pack_head(replace(stored(1), extents=extents), 7), 7) is None
