@@ -232,8 +232,9 @@ async def test_a_busy_port_is_an_error_that_names_it_and_leaves_nothing(field):
     await _nothing_left(chassis)
 
 
+@pytest.mark.promise(25)
 @pytest.mark.parametrize("step", ["discovery", "build", "server", "http", "metrics", "register"])
-async def test_a_failure_at_any_start_step_leaves_nothing(step, monkeypatch):
+async def test_a_failure_at_any_start_step_leaves_nothing(step, monkeypatch, promise):
     built: list[str] = []
 
     @asynccontextmanager
@@ -250,7 +251,9 @@ async def test_a_failure_at_any_start_step_leaves_nothing(step, monkeypatch):
     with pytest.raises(StartError):
         await chassis.start()
     assert built in ([], ["in", "out"])
+    before = built.copy()
     await _nothing_left(chassis)
+    promise(25, f"start fails at {step}: steps that a second cleanup undoes", len(built) - len(before), exactly=0)
 
 
 async def test_two_servers_never_share_a_port_even_when_both_look_at_once(running, monkeypatch):
