@@ -187,10 +187,14 @@ class LandingPool:
 
 
 async def _to_thread(work: Callable[..., ResultT], *arguments: object) -> ResultT:
-    """Runs `work` to its end even when the caller is cancelled: its memory must not be given back meanwhile."""
+    """Runs `work` to its end however often the caller is cancelled: its memory must not be given back meanwhile."""
     task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ from fabric.telemetry import logs
 from fabric.wire import ErrorDetail
 
 _log = logs.get("kvlink")
+# Seconds without a word on credit after which what was announced is announced again; receivers repeat theirs sooner.
+_ASK_AGAIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +107,8 @@ class Sender:
         begun = self._begun[turn] = asyncio.get_running_loop().create_future()
         try:
             self._admit()
-            await _before(self.limits.timeout_s, begun, "no turn to send")
+            if not begun.done():
+                await _before(self.limits.timeout_s, begun, "no turn to send")
             yield
         finally:
             del self._begun[turn]
@@ -185,13 +188,10 @@ class Outgoing:
         total = int(sizes.sum())
         run = await self._place(total)
         offsets = run.offset + lay_out(sizes)
-        rows = tuple(
-            [
-                (piece.group, piece.block, piece.valid_entries, offset, piece.size, piece.digest)
-                for piece, offset in zip(pieces, offsets.tolist(), strict=True)
-            ]
-        )
-        notify = Chunk(self._landing.id, self._chunks, run, last, rows, self._reply(run)).pack()
+        placed = zip(pieces, offsets.tolist(), strict=True)
+        rows = tuple([(p.group, p.block, p.valid_entries, offset, p.size, p.digest) for p, offset in placed])
+        asks = not pieces and not last
+        notify = Chunk(self._landing.id, self._chunks, run, last, rows, self._reply(run, asks)).pack()
         if not total:
             await self._push([], notify)
         else:
@@ -200,14 +200,16 @@ class Outgoing:
         self._announced.append((run.end, notify))
         self._chunks += 1
 
-    def _reply(self, run: Run) -> LinkAddress | None:
+    def _reply(self, run: Run, asks: bool) -> LinkAddress | None:
         """Where credit goes, told once, when half the landing is full: a short transfer needs none."""
-        if self._asked or run.end <= self._landing.size // 2:
+        if self._asked or not (asks or run.end > self._landing.size // 2):
             return None
         self._asked = True
         return self._sender.link.address
 
     async def _place(self, size: int) -> Run:
+        if self._refused is None and (run := self._ring.place(size)) is not None:
+            return run
         peer, timeout_s = self._landing.address.peer, self._sender.limits.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -220,19 +222,29 @@ class Outgoing:
             run = self._ring.place(size)
             if run is not None:
                 return run
+            if not self._asked:  # the piece is so large that it finds no place although half the landing is free
+                await self._send_chunk((), last=False)
+                continue
             before = self._ring.in_flight
             self._credited.clear()
             with self._sender.link.expecting():
-                await self._credited.wait()
-            if self._ring.in_flight == before:  # a credit that was said again: what came after it may be lost
+                await self._credit_said()
+            if self._ring.in_flight == before:  # said again, or not at all: what was announced since may be lost
                 await self._announce_again()
         raise self._refused
+
+    async def _credit_said(self) -> None:
+        """Returns at the next credit or refusal, or when it is time to ask again: that notice may be lost as well."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ASK_AGAIN_S):
+                await self._credited.wait()
 
     async def _announce_again(self) -> None:
         """Receivers take a chunk once, however often it is announced."""
         _log.info("chunks announced again", peer=self._landing.address.peer, chunks=len(self._announced))
+        link, timeout_s = self._sender.link, self._sender.limits.timeout_s
         for _, notify in list(self._announced):
-            await self._push([], notify)
+            await link.push(self._landing.address, [], notify=notify, timeout_s=timeout_s)
 
     async def _push(self, writes: Sequence[Write], notify: bytes) -> None:
         """Pushes to its end even when the caller is cancelled: the source must not change meanwhile."""
@@ -242,21 +254,26 @@ class Outgoing:
         link, timeout_s = self._sender.link, self._sender.limits.timeout_s
         try:
             await link.push(self._landing.address, writes, notify=notify, timeout_s=timeout_s)
-        except ServiceError:
+        except BaseException:
             self._in_doubt = self._in_doubt or bool(writes)
             raise
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work`, which has a deadline, to its end even when the caller is cancelled."""
+    """Runs `work`, which has a deadline, to its end even when the caller is cancelled, be it more than once."""
     task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # retrieved: the caller is gone, nobody else will
-        raise
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        await task
+        return
+    if not task.cancelled():
+        task.exception()  # retrieved: the caller is gone, nobody else will
+    raise cancelled
 
 
 async def _before(timeout_s: float, event: Awaitable[object], what: str) -> None:

@@ -26,12 +26,17 @@ async def together(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]
 
 
 async def settled(work: Coroutine[Any, Any, A]) -> A:
-    """The result of `work`, which has a deadline and must not be cut off: a cancelled caller waits for its end."""
+    """The result of `work`, which has a deadline and must not be cut off: a caller that is cancelled, be it more than
+    once, waits for its end."""
     task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # retrieved: the caller is gone, nobody else will
-        raise
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return task.result()
+    if not task.cancelled():
+        task.exception()  # retrieved: the caller is gone, nobody else will
+    raise cancelled

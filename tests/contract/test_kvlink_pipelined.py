@@ -137,6 +137,26 @@ async def test_a_chunks_notice_that_is_lost_is_announced_again(here, start_peer)
     assert placed.digest() == wanted(SIZES)
 
 
+async def test_an_extent_that_fits_only_an_empty_landing_finds_its_place_though_nobody_asked_for_credit_yet(
+    here, start_peer
+):
+    peer = await start_peer()
+    sizes = [40_000, 70_000, 30_000, 100_000]
+    async with here.sender.transfer(await peer.open("t", 100_000)) as outgoing:
+        await outgoing.send(pieces(here.source, sizes), last=True)
+    assert await peer.opened("t") == wanted(sizes)
+
+
+async def test_a_lost_notice_that_asks_for_credit_is_announced_again(here, start_peer):
+    peer, placed = await start_peer(), Placed()
+    here.lose = b"\x10"  # the first chunk is more than half of the landing, so it asks
+    await peer.start_pipe(here.intake.open("t", 100_000, placed), SIZES, CHUNK)
+    await here.intake.ready("t", 20.0)
+    assert await peer.pushed() == "ok"
+    assert here.lose == b""
+    assert placed.digest() == wanted(SIZES)
+
+
 async def test_a_credit_that_is_lost_is_said_again(here, start_peer):
     peer = await start_peer()
     here.lose = b"\x12"

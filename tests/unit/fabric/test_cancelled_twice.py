@@ -1,0 +1,100 @@
+"""A caller that is cancelled again while it waits for what must not be cut off goes on waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fabric.kvlink import Token, Write, landing, messages, open_link
+from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.link import Region
+from fabric.kvlink.messages import GaveUp, Trailing
+from fabric.kvlink.outgoing import Sender, SendLimits
+from fabric.kvlink.slabs import SlabState, Writer
+from fabric.kvlink.verify import copy_rows, digest
+from fabric.records import Landing, LinkAddress
+from tests.support.link_peer import pieces, source_bytes
+
+
+async def cancelled_twice(task: asyncio.Task[Any], then: Callable[[], object]) -> None:
+    """Cancels, lets the task run, cancels again; `then` ends what it waits for."""
+    for _ in range(2):
+        task.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not task.done()
+    then()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_slab_is_held_until_the_thread_that_copies_from_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow_copy(*args: Any, **options: Any) -> int | None:
+        begun.set()
+        assert go_on.wait(10.0)
+        return copy_rows(*args, **options)
+
+    monkeypatch.setattr(landing, "copy_rows", slow_copy)
+    link = open_link("inproc://", "decode-1", 1)
+    size = 2 << 20
+    pool, place = LandingPool(link, size), np.ones(size, np.uint8)
+    pool.grant("t", size)
+    row = (0, size, digest(np.zeros(size, np.uint8)), place)
+    committing = asyncio.create_task(pool.commit_rows("t", [row]))
+    await asyncio.to_thread(begun.wait, 10.0)
+    pool.release("t", Writer.FINISHED)
+    assert pool.state("t") is SlabState.GRANTED
+    await cancelled_twice(committing, go_on.set)
+    assert not place.any()
+    assert pool.state("t") is SlabState.FREE
+    await link.close()
+
+
+class SlowLink:
+    """A link whose writes wait to be let go, and fail where they are told to."""
+
+    address = LinkAddress("x://", "p", 1)
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure, self.go_on, self.begun = failure, asyncio.Event(), asyncio.Event()
+        self.said: list[bytes] = []
+
+    async def push(self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes, timeout_s: float) -> None:
+        if writes:
+            self.begun.set()
+            await self.go_on.wait()
+            if self.failure is not None:
+                raise self.failure
+        self.said.append(notify)
+
+
+async def transfer(link: SlowLink) -> None:
+    source = source_bytes(1)
+    region = Region(Token(0, source.ctypes.data, source.nbytes), source)
+    sender = Sender(link, SendLimits())  # type: ignore[arg-type]  # the part of a link that it uses
+    landing = Landing("t", LinkAddress("x://", "d", 1), Token(0, 0, 4096).pack(), 0, 4096)
+    async with sender.transfer(landing) as outgoing:
+        await outgoing.send(pieces(region, [100]))
+
+
+async def test_a_writer_says_that_it_is_done_only_after_its_last_write() -> None:
+    link = SlowLink()
+    sending = asyncio.create_task(transfer(link))
+    await link.begun.wait()
+    await cancelled_twice(sending, link.go_on.set)
+    assert isinstance(messages.unpack(link.said[-1]), GaveUp)
+
+
+async def test_a_write_that_failed_in_an_unknown_way_may_still_arrive() -> None:
+    link = SlowLink(KeyError("a defect of a transport"))
+    link.go_on.set()
+    with pytest.raises(KeyError):
+        await transfer(link)
+    assert isinstance(messages.unpack(link.said[-1]), Trailing)
