@@ -25,6 +25,7 @@ PROMISES: Mapping[int, str] = {
     4: "memory of an unfinished transfer waits for its writer's end before it is used again",
     5: "an earlier incarnation changes nothing",
     6: "KV whose lease is over is never decoded from",
+    8: "stored records come back whole or not at all",
     10: "an answer that moves loses no token and repeats none",
     11: "every request ends by its deadline, whatever the network does",
     12: "a call without a deadline gets one, an absurd one is capped",
