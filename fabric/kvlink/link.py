@@ -36,7 +36,10 @@ class Token:
         """Raises InvalidArgument for bytes that are no token."""
         if len(packed) != _TOKEN.size:
             raise InvalidArgument(f"a region token has {_TOKEN.size} bytes, not {len(packed)}", field="region")
-        return Token(*_TOKEN.unpack(packed))
+        token = Token(*_TOKEN.unpack(packed))
+        if max(token.number, token.base + token.nbytes) >= 1 << 63:  # addresses are reckoned with as int64
+            raise InvalidArgument("a region token names no memory", field="region")
+        return token
 
 
 @dataclass(frozen=True, slots=True, eq=False)

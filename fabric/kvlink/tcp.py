@@ -26,6 +26,7 @@ from fabric.telemetry import logs
 
 _log = logs.get("kvlink")
 _SOCKET_BYTES = 4 << 20
+_ACCEPT_AGAIN_S = 0.1
 
 
 @dataclass(eq=False)
@@ -142,15 +143,20 @@ class TcpLink:
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            sock, _ = await loop.sock_accept(self._listener)
-            _tune(sock)
-            self._spawn(self._serve(sock))
+            try:
+                sock, _ = await loop.sock_accept(self._listener)
+            except OSError as error:  # no descriptor is free now, or the writer left before its turn
+                _log.warning("connection not accepted", reason=error.strerror)
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+            else:
+                self._spawn(self._serve(sock))
 
     async def _serve(self, sock: socket.socket) -> None:
         """One writer until it goes or breaks the protocol."""
         loop = asyncio.get_running_loop()
         with sock:
             try:
+                _tune(sock)
                 writer = await self._greet(sock)
                 while writer is not None:
                     await self._take(sock, writer)
@@ -213,6 +219,8 @@ def _raise_for(answer: Answer, address: LinkAddress) -> None:
 
 async def _connect(url: str) -> socket.socket:
     host, _, port = url.removeprefix("tcp://").rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise InvalidArgument(f"{url!r} is no address of this transport", field="address")
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)

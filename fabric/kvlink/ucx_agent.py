@@ -63,9 +63,9 @@ class Agent:
 
     def post(self, peer: str, planned: Sequence[Copies], notify: bytes) -> int:
         """Starts a transfer and returns its handle; all copies in one request, so that one notification covers them."""
-        local, remote = (nixl.nixlXferDList(nixl.DRAM_SEG, table) for table in _tables(planned))
         handle = None
         try:
+            local, remote = (nixl.nixlXferDList(nixl.DRAM_SEG, table) for table in _tables(planned))
             handle = self._agent.createXferReq(nixl.NIXL_WRITE, local, remote, peer, notify, self._backends)
             self._agent.postXferReq(handle)
         except Exception as error:
@@ -95,10 +95,17 @@ class Agent:
                 self._zombies.append(each)
 
     def arrived(self) -> list[Notice]:
-        """Notifications since the last call, in order per peer."""
+        """Notifications since the last call, in order per peer; without those of agents that are no link's."""
         with _mapped("notifications"):
             by_peer = self._agent.getNotifs({}, self._backends)
-        return [notice(name, payload) for name, payloads in by_peer.items() for payload in payloads]
+        notices = []
+        for name, payloads in by_peer.items():
+            sender = incarnation(name)
+            if sender is None:
+                _log.warning("notifications of an unknown kind of agent dropped", count=len(payloads))
+            else:
+                notices += [Notice(*sender, bytes(payload)) for payload in payloads]
+        return notices
 
     def close(self) -> None:
         """Releases transfers and memory, then the agent itself, whose destructor ends its progress thread."""
@@ -119,10 +126,11 @@ def agent_name(peer: str, epoch: int) -> str:
     return f"{peer}#{epoch}"
 
 
-def notice(name: str | bytes, payload: bytes) -> Notice:
-    text = name.decode() if isinstance(name, bytes) else name
+def incarnation(name: str | bytes) -> tuple[str, int] | None:
+    """Peer and epoch of an agent's name; None for what `agent_name` never makes: any agent can connect."""
+    text = name.decode(errors="replace") if isinstance(name, bytes) else name
     peer, _, epoch = text.rpartition("#")
-    return Notice(peer, int(epoch), bytes(payload))
+    return (peer, int(epoch)) if peer and epoch.isascii() and epoch.isdecimal() and len(epoch) <= 20 else None
 
 
 def _tables(planned: Sequence[Copies]) -> NDArray[np.uint64]:

@@ -232,8 +232,8 @@ class Driver:
     def _take_notices(self, agent: Agent) -> None:
         try:
             notices = agent.arrived()
-        except ServiceError as error:
-            _log.error("notifications lost", error=str(error))
+        except Exception as error:  # whatever a peer sent: the thread serves all the others too
+            _log.error("notifications lost", error=type(error).__name__)
             return
         if notices:
             self._quiet_since = time.monotonic()

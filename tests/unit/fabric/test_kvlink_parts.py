@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
-from fabric.errors import StaleTicket
+from fabric.errors import InvalidArgument, StaleTicket
 from fabric.kvlink import tcp_frames as frames
 from fabric.kvlink import ucx_lanes
 from fabric.kvlink.inbox import CAPACITY, Inbox
-from fabric.kvlink.link import Notice
+from fabric.kvlink.link import Notice, Token
 from fabric.kvlink.peers import PeerBook
 from fabric.kvlink.tcp import TcpLink
 from fabric.kvlink.tcp_frames import Greeting
@@ -128,6 +129,33 @@ async def serves_others(link: TcpLink, memory: np.ndarray) -> None:
         assert await reader.readexactly(2 * frames.ANSWER_BYTES) == DONE + DONE
     assert memory[99] == 7
     writer.close()
+
+
+async def test_a_connection_that_cannot_be_accepted_does_not_end_the_listening(link, monkeypatch):
+    accept, failures = socket.socket.accept, [OSError(24, "no descriptor is free")]
+
+    def failing(listener: socket.socket) -> tuple[socket.socket, object]:
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    memory = np.zeros(100, np.uint8)
+    link.register(memory)
+    await serves_others(link, memory)
+    assert not failures
+
+
+@pytest.mark.parametrize("url", ["tcp://127.0.0.1:99999", "tcp://127.0.0.1:x", "ucx://", ""])
+async def test_an_address_that_is_none_is_refused(link, url):
+    with pytest.raises(InvalidArgument):
+        await link.push(LinkAddress(url, "prefill-1", 1), [], notify=b"x", timeout_s=1.0)
+
+
+@pytest.mark.parametrize("token", [Token(0, 2**64 - 1, 4096), Token(0, 2**63 - 1, 1), Token(2**63, 0, 1)])
+def test_a_token_of_memory_that_cannot_be_is_refused(token):
+    with pytest.raises(InvalidArgument):
+        Token.unpack(token.pack())
 
 
 @pytest.mark.parametrize("greeting", [Greeting(1, 4, "w", "decode-1"), Greeting(1, 5, "w", "decode-2")])
