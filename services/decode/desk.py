@@ -63,7 +63,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one ticket holds: engine memory by its request id and, until all is verified, a landing.
+    """What one ticket holds: engine memory by the ticket's id and, until all is verified, a landing.
 
     `handoff` is counted in prefill's blocks.
     """
@@ -136,21 +136,22 @@ class Desk:
                 field="max_total_tokens",
                 fix="shorten the prompt or lower max_tokens",
             )
-        reservation = await self._reserve_memory(ask)
+        ticket_id = self._mint()
+        reservation = await self._reserve_memory(ticket_id, ask)
         try:
-            return self._issue(ask, reservation)
+            return self._issue(ticket_id, ask, reservation)
         except BaseException:
-            self._engine.release(ask.request_id)
+            self._engine.release(ticket_id)
             raise
 
-    def _issue(self, ask: ReserveAsk, reservation: Reservation) -> Holding:
+    def _issue(self, ticket_id: str, ask: ReserveAsk, reservation: Reservation) -> Holding:
         """Landing and ticket for what the engine reserved, or nothing."""
         handoff = Handoff.beyond(ask.records.layout, len(ask.tokens), reservation.held_tokens)
         kv = HeldKV(reservation.blocks, reservation.slot, len(ask.tokens))
         places = Places(self._engine.engine.pool, handoff, kv, reservation.held_tokens)
         writer = (ask.writer.instance, ask.writer.epoch) if ask.writer is not None else None
-        ticket_id = self._mint()
-        window = min(handoff.landing_bytes, max(self.limits.window_bytes, handoff.layout.largest_extent))
+        # One byte where decode holds everything: the writer still has to say that it is done.
+        window = max(1, min(handoff.landing_bytes, max(self.limits.window_bytes, handoff.layout.largest_extent)))
         landing = self._intake.open(ticket_id, window, places, writer)
         try:
             self._book.issue(ticket_id, ask.request_id, ask.writer)
@@ -190,7 +191,7 @@ class Desk:
         with self._metrics.transfer(handoff.landing_bytes):
             require_complete(receipt, handoff)
             verified = await self._intake.ready(holding.ticket_id, self.limits.handoff_s)
-            require_verified(receipt, verified)
+            require_verified(receipt.extents, verified)
         self._book.complete(holding.ticket_id)
         self._intake.stop(holding.ticket_id, Writer.FINISHED)
 
@@ -255,14 +256,15 @@ class Desk:
         if holding is None:
             return
         if copying is None:
-            self._engine.release(holding.ask.request_id)
+            self._engine.release(holding.ticket_id)
         else:  # blocks that a chunk is copied into are not another's before it ended
-            copying.add_done_callback(lambda _: self._engine.release(holding.ask.request_id))
+            copying.add_done_callback(lambda _: self._engine.release(holding.ticket_id))
 
-    async def _reserve_memory(self, ask: ReserveAsk) -> Reservation:
+    async def _reserve_memory(self, ticket_id: str, ask: ReserveAsk) -> Reservation:
+        """Memory under the ticket's name: a request may have several, and the end of one must not be another's."""
         tokens = ask.tokens if ask.use_cache else None
         with engine_errors():
-            return await self._engine.reserve(ask.request_id, len(ask.tokens), ask.max_total_tokens, ask.salt, tokens)
+            return await self._engine.reserve(ticket_id, len(ask.tokens), ask.max_total_tokens, ask.salt, tokens)
 
 
 def _require_equal(field: str, theirs: str, ours: str) -> None:

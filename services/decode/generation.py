@@ -34,10 +34,11 @@ class GenerateAsk:
     emitted_tokens: int
 
     def request(self, holding: Holding) -> DecodeRequest:
-        """The engine's form: the receipt's token, if prefill drew one, is the newest one emitted."""
+        """The engine's form: the receipt's token, if prefill drew one, is the newest one emitted. What was verified
+        is the ticket's, so that is what the engine is asked for."""
         cut, drawn = len(self.tokens) - self.emitted_tokens, self.receipt.first_token
         return DecodeRequest(
-            self.request_id,
+            holding.ticket_id,
             self.tokens[:cut],
             (*self.tokens[cut:], *(() if drawn is None else (drawn,))),
             self.sampling,

@@ -15,6 +15,7 @@ from fabric.kvlink.landing import LandingPool
 from fabric.lifecycle import background
 from fabric.processes import is_gone
 from fabric.server import Service
+from kernels.host.sealed_copy import copy_sealed
 from protos.deepinfer.v1 import decode_pb2 as pb
 from protos.deepinfer.v1 import decode_pb2_grpc as rpc
 from services.decode import wire
@@ -113,7 +114,7 @@ async def build(settings: DecodeSettings) -> AsyncIterator[Service]:
 
 @asynccontextmanager
 async def _open_desk(core: Core, settings: DecodeSettings) -> AsyncIterator[Desk]:
-    landings = LandingPool(core.link, settings.landing_mb * _MIB)
+    landings = LandingPool(core.link, settings.landing_mb * _MIB, kernel=copy_sealed)
     book = TicketBook(core.identity.epoch, settings.lease_s, settings.max_tickets, time.monotonic)
     metrics = DecodeMetrics(core.metrics)
     context = core.engine.engine.model.max_context_tokens

@@ -14,5 +14,4 @@ class DecodeSettings(WorkerSettings, env_prefix="DEEPINFER_DECODE_"):
     max_tickets: int = Field(64, ge=1, description="most reservations at a time; more are refused")
     lease_s: float = Field(30.0, gt=0, description="seconds that a reservation lives without a sign of its prefill")
     landing_mb: int = Field(128, ge=1, description="MiB of memory that prefill workers write into")
-    window_mb: float = Field(16.0, gt=0, description="MiB of landing memory that one handoff takes at most")
     handoff_timeout_s: float = Field(10.0, gt=0, description="seconds from the receipt until all KV is verified")

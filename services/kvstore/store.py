@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from fabric.errors import Exhausted, InvalidArgument
-from fabric.kvlink import Link, plan
+from fabric.errors import Exhausted
+from fabric.kvlink import Link
 from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.outgoing import Piece, Sender, SendLimits
 from fabric.kvlink.slabs import Writer
 from fabric.records import Extent, Landing
 from services.kvstore.hints import Hints
@@ -64,6 +63,7 @@ class Store:
         self.tiers, self.tier, self._link, self._landings, self._hints = tiers, tiers.dram, link, landings, hints
         self._limits, self._metrics = limits, metrics
         self._region = link.register(tiers.dram.memory)
+        self._sender = Sender(link, SendLimits(timeout_s=limits.push_timeout_s))
         self._mint = mint
         self._awaited: set[str] = set()
         tiers.dram.evicted = lambda record: self._gone([record.id])
@@ -71,9 +71,9 @@ class Store:
             tiers.nvme.found, tiers.nvme.left = self._found, self._gone
 
     async def follow(self) -> None:
-        """Frees landings of writers that left without a commit, once they say that they have finished."""
+        """Takes credits of readers, and frees landings of writers that left without a commit, once they are done."""
         async for notice in self._link.notices():
-            told = HandoffNotice.load(notice.payload)
+            told = None if self._sender.noticed(notice) else HandoffNotice.load(notice.payload)
             if told is not None and told.last and told.handoff_id not in self._awaited:
                 self._landings.release(told.handoff_id, Writer.FINISHED)
 
@@ -90,11 +90,11 @@ class Store:
     async def get(
         self, names: Sequence[BlockName], first_block: int, anchor: bool, identity: Identity, landing: Landing
     ) -> Served:
-        """Verifies the records and writes them into the landing: with an anchor all that was asked for, or nothing.
+        """Writes the records into the landing, chunk by chunk: with an anchor all that was asked for, or nothing.
 
         Raises:
-            InvalidArgument: the landing is too small.
-            ServiceError: the write failed.
+            InvalidArgument: the landing is smaller than an extent.
+            ServiceError: a write failed, or the reader refused what came.
         """
         await self.tiers.raise_(names, identity, anchor)
         records = self.tier.collect(names, identity, anchor)
@@ -107,7 +107,8 @@ class Store:
                 self._metrics.miss("left")
                 return Served((), 0, anchor=False)
             extents = list(_placed(records, first_block))
-            await self._write(records, landing, extents[-1].end)
+            async with self._sender.transfer(landing) as outgoing:
+                await outgoing.send(self._pieces(records, extents), last=True)
         self._hints.holds([name.key for name in names])
         blocks = sum(record.id.kind is RecordKind.BLOCK for record in records)
         return Served(tuple(extents), blocks, anchor)
@@ -165,16 +166,13 @@ class Store:
         self._metrics.miss("corrupt")
         self.tier.drop(record)
 
-    async def _write(self, records: Sequence[Record], landing: Landing, size: int) -> None:
-        if size > landing.size:
-            raise InvalidArgument(
-                f"the landing has {landing.size} bytes, the records {size}", field="landing", fix="ask for fewer blocks"
-            )
-        sizes = np.array([record.size for record in records], dtype=np.int64)
-        sources = np.array([record.offset for record in records], dtype=np.int64)
-        write = plan.write_to(landing, self._region, sources, plan.lay_out(sizes), sizes)
-        notify, timeout_s = HandoffNotice(landing.id, last=True).dump(), self._limits.push_timeout_s
-        await settled(self._link.push(landing.address, [write], notify=notify, timeout_s=timeout_s))
+    def _pieces(self, records: Sequence[Record], extents: Sequence[Extent]) -> list[Piece]:
+        """The extents of `records`, as they are named in `extents`, where they lie in the tier."""
+        starts = [record.offset + extent.offset for record in records for extent in record.extents]
+        return [
+            Piece(each.group, each.block, each.valid_entries, self._region, start, each.size, each.digest)
+            for each, start in zip(extents, starts, strict=True)
+        ]
 
     def _found(self, records: Sequence[RecordId]) -> None:
         self._hints.holds([record.key for record in records if record.kind is RecordKind.BLOCK])

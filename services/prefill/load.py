@@ -11,12 +11,12 @@ from engine.requests import HeldKV, Load, LocalPrefix
 from engine.runner import EngineRunner
 from fabric import wire
 from fabric.channels import call
-from fabric.errors import NotFound, ServiceError
+from fabric.errors import InvalidArgument, NotFound, ServiceError
 from fabric.kvlink import Notice
-from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.incoming import Intake, Place
+from fabric.kvlink.link import Bytes
 from fabric.kvlink.slabs import Writer
-from fabric.kvlink.verify import Placement
-from fabric.records import Extent, Landing
+from fabric.records import Landing
 from fabric.telemetry import logs
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import kvstore_pb2 as pb
@@ -26,8 +26,7 @@ from services.prefill.stores import Stores
 from services.prefill.telemetry import PrefillMetrics
 from services.worker.extents import extent_view
 from services.worker.geometry import Handoff
-from services.worker.notices import HandoffNotice
-from services.worker.receipts import require_extents
+from services.worker.receipts import require_extents, require_verified
 from services.worker.together import settled
 
 _log = logs.get("load")
@@ -40,21 +39,20 @@ class Loader:
         self,
         engine: EngineRunner,
         stores: Stores,
-        landings: LandingPool,
+        intake: Intake,
+        window_bytes: int,
         mint: Callable[[], str],
         timeout_s: float,
         metrics: PrefillMetrics,
     ) -> None:
-        self._engine, self._stores, self._landings = engine, stores, landings
-        self._mint, self._timeout_s, self._metrics = mint, timeout_s, metrics
+        """window_bytes: landing memory of one read, at most."""
+        self._engine, self._stores, self._intake = engine, stores, intake
+        self._window_bytes, self._mint, self._timeout_s, self._metrics = window_bytes, mint, timeout_s, metrics
         self._layout: Layout = engine.engine.model.layout
-        self._awaited: set[str] = set()
 
     def noticed(self, notice: Notice) -> None:
-        """Frees a landing that was given up once its store says that it has finished."""
-        told = HandoffNotice.load(notice.payload)
-        if told is not None and told.last and told.handoff_id not in self._awaited:
-            self._landings.release(told.handoff_id, Writer.FINISHED)
+        """A notice arrived; one that is no store's is dropped."""
+        self._intake.noticed(notice)
 
     async def load(self, ask: PrefillAsk) -> None:
         """Loads what a store has beyond this worker's own cache. Any failure is a miss, counted by reason."""
@@ -131,12 +129,12 @@ class Loader:
         self._metrics.store_hit(end - first)
 
     async def _land(self, store: rpc.KvStoreServiceStub, names: Sequence[pb.BlockName], load: Load) -> None:
-        """Has the store write the records into a landing and commits them from there into the load's memory."""
+        """Has the store write the records into a landing, from where each chunk is verified into the load's memory."""
         size = self._layout.block_tokens
         tokens, held = load.to_block * size, load.from_block * size
         handoff = Handoff(self._layout, tokens, held, windows=self._layout.anchored)
-        landing = self._landings.grant(self._mint(), handoff.landing_bytes)
-        self._awaited.add(landing.id)
+        window = min(handoff.landing_bytes, max(self._window_bytes, self._layout.largest_extent))
+        landing = self._intake.open(self._mint(), window, self._place(handoff, load))
         writer = Writer.UNKNOWN
         try:
             reply = await self._get(store, names, load.from_block, landing)
@@ -146,10 +144,9 @@ class Loader:
             with self._metrics.transfer(handoff.landing_bytes):
                 extents = wire.unpack_extents(common.ExtentList(extents=reply.extents))
                 require_extents(extents, handoff)
-                await self._landings.commit(landing.id, self._placements(extents, load))
+                require_verified(extents, await self._intake.ready(landing.id, self._timeout_s))
         finally:
-            self._awaited.discard(landing.id)
-            self._landings.release(landing.id, writer)
+            await settled(self._intake.close(landing.id, writer))
 
     async def _get(
         self, store: rpc.KvStoreServiceStub, names: Sequence[pb.BlockName], first: int, landing: Landing
@@ -166,10 +163,18 @@ class Loader:
         reply: pb.GetResponse = await call(store.Get, request, timeout_s=self._timeout_s)
         return reply
 
-    def _placements(self, extents: Sequence[Extent], load: Load) -> list[Placement]:
+    def _place(self, handoff: Handoff, load: Load) -> Place:
+        """The load's memory, and nothing else of the pool."""
         pool = self._engine.engine.pool
         kv = HeldKV((*[-1] * load.from_block, *load.blocks), load.slot, 0)
-        return [Placement(extent, extent_view(pool, extent.group, extent.block, kv)) for extent in extents]
+        wanted = {(place.group, place.block): place.size for place in handoff.places()}
+
+        def place(group: str, block: int, size: int) -> Bytes:
+            if wanted.get((group, block)) != size:
+                raise InvalidArgument(f"block {block} of {group!r} was not asked for", field="extents")
+            return extent_view(pool, group, block, kv)
+
+        return place
 
     def _names(self, ask: PrefillAsk, local: LocalPrefix, usable: int) -> list[pb.BlockName]:
         size = self._layout.block_tokens

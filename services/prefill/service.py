@@ -12,10 +12,12 @@ from fabric.channels import Channels
 from fabric.discovery import open_discovery
 from fabric.health import Progress
 from fabric.kvlink import Link
+from fabric.kvlink.incoming import Intake
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.outgoing import Sender
 from fabric.lifecycle import background
 from fabric.server import Service
+from kernels.host.sealed_copy import copy_sealed
 from protos.deepinfer.v1 import prefill_pb2 as pb
 from protos.deepinfer.v1 import prefill_pb2_grpc as rpc
 from services.prefill import wire
@@ -99,13 +101,16 @@ async def _open_worker(core: Core, settings: PrefillSettings) -> AsyncIterator[P
         stores = Stores(discovery, channels)
         if settings.kvstore:
             await stack.enter_async_context(background(stores.follow(), "stores"))
-        landings = LandingPool(link, settings.landing_mb * _MIB)
+        landings = LandingPool(link, settings.landing_mb * _MIB, kernel=copy_sealed)
         export_quarantine(core.metrics, "prefill", landings, pool.layout)
         keeper = Keeper(engine, stores, link, source, settings.store_queue, settings.push_timeout_s, metrics)
         stack.push_async_callback(keeper.close)
         await stack.enter_async_context(background(keeper.run(), "keeper"))
         mint = partial(secrets.token_hex, 16)
-        loader = Loader(engine, stores, landings, mint, settings.kvstore_timeout_s, metrics)
+        intake = Intake(link, landings)
+        stack.push_async_callback(intake.aclose)
+        window = round(settings.window_mb * _MIB)
+        loader = Loader(engine, stores, intake, window, mint, settings.kvstore_timeout_s, metrics)
         sender = Sender(link, settings.send_limits())
         await stack.enter_async_context(background(_follow(link, sender, loader), "notices"))
         tools = Tools(engine, sender, source, loader, keeper, settings.heartbeat_s, settings.ticket_wait_s, metrics)

@@ -74,12 +74,12 @@ def require_extents(extents: Sequence[Extent], handoff: Handoff) -> None:
             raise _incomplete(f"block {place.block} of {place.group} is missing or not as it must be")
 
 
-def require_verified(receipt: Receipt, verified: Mapping[tuple[str, int], tuple[int, int, int]]) -> None:
-    """Raises DataLoss unless every extent of the receipt is among those that were verified where they arrived.
+def require_verified(extents: Sequence[Extent], verified: Mapping[tuple[str, int], tuple[int, int, int]]) -> None:
+    """Raises DataLoss unless every extent is among those that were verified where they arrived.
 
     `verified` has (valid entries, size, digest) by (group, block).
     """
-    for extent in receipt.extents:
+    for extent in extents:
         if verified.get((extent.group, extent.block)) != (extent.valid_entries, extent.size, extent.digest):
             raise DataLoss(
                 f"group {extent.group} block {extent.block} is not what was verified",

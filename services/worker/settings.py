@@ -29,6 +29,7 @@ class WorkerSettings(ServiceSettings):
     threads: int = Field(1, ge=1, description="compute threads of this process")
     batch_invariant: bool = Field(False, description="results do not depend on what else is computed; slower")
     transport: str = Field("ucx://", description="KV transport: ucx://, tcp://host:0 or inproc://")
+    window_mb: float = Field(16.0, gt=0, description="MiB of landing memory that one transfer takes at most")
     stall_s: float = Field(30.0, gt=0, description="seconds without an engine step, while work waits, that mean stuck")
     watch_period_s: float = Field(0.05, gt=0, description="seconds between two looks at the load for Watch")
 
