@@ -3,6 +3,7 @@
 import asyncio
 import json
 import multiprocessing
+import os
 import sys
 from contextlib import aclosing
 from typing import Any
@@ -71,4 +72,7 @@ async def _push(url: str, address: LinkAddress, token: bytes) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    code = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # destructors of the wheel's libraries may crash, which says nothing about the transfer

@@ -224,8 +224,8 @@ def run(cls: type[SettingsT], build: Build[SettingsT]) -> NoReturn:
     try:
         asyncio.run(_main(loaded.settings, build))
     except ServiceError as error:
-        sys.exit(_complain(error, 1))
-    sys.exit(0)
+        _leave(_complain(error, 1))
+    _leave(0)
 
 
 async def _main(settings: SettingsT, build: Build[SettingsT]) -> None:
@@ -260,6 +260,13 @@ def _announce(ready: Ready, file: Path | None) -> None:
             fix = "name a file in a folder that exists, is writable and has room"
             raise StartError(f"cannot write {file}: {error.strerror}", field="ready_file", fix=fix) from error
     print(ready.line(), flush=True)
+
+
+def _leave(code: int) -> NoReturn:
+    """All is closed. What is left are destructors of native libraries, some of which crash (libnl of NIXL's wheel)."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _complain(error: ServiceError, code: int) -> int:

@@ -56,3 +56,5 @@ def test_with_missing_warn_it_starts_says_so_loudly_and_doctor_and_metrics_see_i
     [service] = running.of_discovery(f"static://kvstore={ready['address']}", "ucx://?expect=rdma&missing=warn")
     finding = running.checks([service])[service.name]()
     assert finding.health is Health.OK and "no KV has moved yet, rdma is expected" in finding.detail
+    process.terminate()
+    assert process.wait() == 0, "native libraries have the last word"
