@@ -34,6 +34,7 @@ from fabric.kvlink.outgoing import Piece, Sender, SendLimits
 from fabric.kvlink.slabs import Writer
 from fabric.kvlink.verify import digest
 from fabric.records import Landing
+from kernels.host.sealed_copy import copy_sealed
 
 TIMEOUT_S = 30.0
 
@@ -129,7 +130,7 @@ class Receiver:
     def __init__(self, pipe: Connection, window_bytes: int) -> None:
         self.pipe, self._window_bytes = pipe, window_bytes
         self.link = open_link("ucx://", "bench-target", 1)
-        self.pool = LandingPool(self.link, LARGE.nbytes + window_bytes)
+        self.pool = LandingPool(self.link, LARGE.nbytes + window_bytes, kernel=copy_sealed)
         self.intake = Intake(self.link, self.pool)
         self.following = asyncio.ensure_future(_follow(self.link, self.intake.noticed))
         largest = max(case.nbytes for case in CASES.values())

@@ -25,6 +25,10 @@ class Run:
     start: int
     end: int
 
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
 
 class SendRing:
     """The writer's half: hands out places for chunks as far as credit goes."""

@@ -246,9 +246,7 @@ class Intake:
         try:
             while transfer.queue:
                 async with self._commits:
-                    chunks = [*transfer.queue]  # none where it ended meanwhile
-                    transfer.queue.clear()
-                    await self._verify(transfer, chunks)
+                    await self._verify(transfer, self._next(transfer.queue))
         except ServiceError as error:
             self._fail(transfer, error)
         except Exception as error:
@@ -257,8 +255,16 @@ class Intake:
         finally:
             transfer.committing = None
 
+    def _next(self, queue: deque[Chunk]) -> list[Chunk]:
+        """Chunks to copy at once, none where the transfer ended meanwhile: as many as need no other thread, or one."""
+        chunks: list[Chunk] = []
+        total = 0
+        while queue and (not chunks or total + queue[0].run.size <= self._pool.inline_bytes):
+            chunks.append(queue.popleft())
+            total += chunks[-1].run.size
+        return chunks
+
     async def _verify(self, transfer: _Transfer, chunks: list[Chunk]) -> None:
-        """All that waits at once: a change of thread for each chunk takes a third of the time of its copy."""
         rows = [row for chunk in chunks for row in chunk.rows]
         copies = [
             (offset, size, seal, transfer.place(group, block, size)) for group, block, _, offset, size, seal in rows

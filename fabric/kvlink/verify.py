@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from ctypes import addressof, c_char
 from dataclasses import dataclass
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from fabric.errors import DataLoss, InvalidArgument
 from fabric.kvlink.link import Bytes
@@ -22,6 +24,10 @@ _SMALL_BYTES = 64 << 10
 Destination = Bytes | tuple[Bytes, ...]
 # Offset in a landing, bytes, digest, live memory: a `Placement` without the objects, for many of them.
 CopyRow = tuple[int, int, int, Destination]
+# A compiled `copy_rows`: (address, uint64 [n, 4] of offset from there, bytes, digest, and address that they go to)
+# -> number of the first row whose copy differs, or -1. Hashes what it stores; runs without the interpreter.
+CopyKernel = Callable[[int, NDArray[np.uint64]], int]
+_KERNEL_BYTES = 241  # xxh3 of less has another definition, which no kernel needs to know
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,14 +81,29 @@ def row_of(placement: Placement) -> CopyRow:
     return extent.offset, extent.size, extent.digest, placement.destination
 
 
-def copy_rows(landing: Bytes, rows: Sequence[CopyRow]) -> int | None:
-    """Copies every row to its destination. Returns the number of the first whose copy has another digest.
+def copy_rows(landing: Bytes, rows: Sequence[CopyRow], kernel: CopyKernel | None = None) -> int | None:
+    """Copies every row to its destination. Returns the number of one whose copy has another digest, if there is one.
 
-    The destination is what is hashed: a writer that changes the landing during the copy is caught as well. Piece by
-    piece, so that the hash reads what the copy left in the processor's cache.
+    The destination is what is hashed: a writer that changes the landing during the copy is caught as well.
     """
+    if kernel is None:
+        return _copy_each(landing, range(len(rows)), rows)
+    fit = [index for index, (_, size, _, to) in enumerate(rows) if size >= _KERNEL_BYTES and not isinstance(to, tuple)]
+    if fit:
+        chosen = rows if len(fit) == len(rows) else [rows[index] for index in fit]
+        table = [(at, size, seal, addressof(c_char.from_buffer(to))) for at, size, seal, to in chosen]  # type: ignore[arg-type]
+        wrong = kernel(landing.ctypes.data, np.array(table, np.uint64))
+        if wrong >= 0:
+            return fit[wrong]
+    rest = set(range(len(rows))).difference(fit) if len(fit) < len(rows) else ()
+    return _copy_each(landing, sorted(rest), rows)
+
+
+def _copy_each(landing: Bytes, indices: Sequence[int], rows: Sequence[CopyRow]) -> int | None:
+    """Piece by piece, so that the hash reads what the copy left in the processor's cache."""
     source = landing.data
-    for index, (offset, size, wanted, destination) in enumerate(rows):
+    for index in indices:
+        offset, size, wanted, destination = rows[index]
         if isinstance(destination, tuple):
             found = _scatter(destination, landing[offset : offset + size])
         elif size <= _SMALL_BYTES:

@@ -1,0 +1,1 @@
+"""Kernels for bytes in host memory, of use to whatever moves them. Know no operator and no tensor."""
