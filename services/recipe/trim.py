@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from services.recipe.deltas import Delta, Kind
 
@@ -81,16 +82,27 @@ def _open_suffix(text: str, stop: str) -> int:
 
 
 def _split(deltas: Sequence[Delta], chars: int) -> tuple[list[Delta], list[Delta]]:
-    """`deltas` before and after `chars` characters; log probabilities go with the first part of a cut piece."""
+    """`deltas` before and after `chars` characters. Of a cut piece each log probability goes where its token begins."""
     before: list[Delta] = []
     for index, delta in enumerate(deltas):
         if chars < len(delta.text):
             if chars:
-                before.append(replace(delta, text=delta.text[:chars]))
-                rest = replace(delta, text=delta.text[chars:], logprobs=(), call_id="", name="")
+                own = _tokens_within(delta, chars)
+                before.append(replace(delta, text=delta.text[:chars], logprobs=delta.logprobs[:own]))
+                rest = replace(delta, text=delta.text[chars:], logprobs=delta.logprobs[own:], call_id="", name="")
             else:
                 rest = delta
             return before, [rest, *deltas[index + 1 :]]
         before.append(delta)
         chars -= len(delta.text)
     return before, []
+
+
+def _tokens_within(delta: Delta, chars: int) -> int:
+    """How many tokens of `delta` begin within its first `chars` characters; all, where they do not spell its text."""
+    spelled = [entry.get("bytes") for entry in delta.logprobs]
+    sizes = [len(raw) for raw in spelled if isinstance(raw, list)]
+    if sum(sizes) != len(delta.text.encode()):
+        return len(delta.logprobs)
+    cut = len(delta.text[:chars].encode())
+    return sum(start < cut for start in accumulate(sizes[:-1], initial=0))

@@ -69,10 +69,7 @@ class Reading:
 
 
 def told(text: str) -> tuple[str, str, list[str], Any]:
-    """Reasoning, content, the tokens of log probabilities, and the usage of a stream that ended well.
-
-    Whether those of the stop string itself are among them depends on which tokens came together.
-    """
+    """Reasoning, content, the tokens of log probabilities, and the usage of a stream that ended well."""
     assert text.endswith("data: [DONE]\n\n")
     chunks = events(text)
     choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
@@ -82,7 +79,7 @@ def told(text: str) -> tuple[str, str, list[str], Any]:
     return (
         reasoning,
         content,
-        [entry["token"] for entry in entries if entry["token"] not in "STOP"],
+        [entry["token"] for entry in entries],
         chunks[-1]["usage"],
     )
 

@@ -63,3 +63,33 @@ def test_overlapping_beginnings_hold_the_longest() -> None:
 @pytest.mark.parametrize("stops", [[], ["zz"]])
 def test_text_without_a_stop_string_is_not_delayed(stops: list[str]) -> None:
     assert said(StopTrim(stops).push(content("hello"))) == "hello"
+
+
+def spelled(*tokens: str) -> Delta:
+    """Content that came as these tokens, with an entry for each."""
+    entries = tuple({"token": token, "bytes": list(token.encode())} for token in tokens)
+    return Delta(Kind.CONTENT, "".join(tokens), entries)
+
+
+def shown(deltas: list[Delta]) -> list[object]:
+    return [entry["token"] for delta in deltas for entry in delta.logprobs]
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [2], [3], [4], [1, 2, 3, 4]])
+def test_log_probabilities_of_a_stop_string_go_with_it_wherever_batches_were_cut(cuts: list[int]) -> None:
+    tokens, trim, told = ["é", "xS", "T", "O", "P"], StopTrim(["STOP"]), list[Delta]()
+    for start, stop in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
+        told += trim.push([spelled(*tokens[start:stop])])
+    told += trim.finish([], "STOP")
+    assert (said(told), shown(told)) == ("éx", ["é", "xS"])
+
+
+def test_log_probabilities_that_were_held_back_come_out_with_their_text() -> None:
+    trim = StopTrim(["STOP"])
+    assert shown(trim.push([spelled("a", "S", "T")])) == ["a"]
+    assert shown(trim.push([spelled("b")])) == ["S", "T", "b"]
+
+
+def test_tokens_that_do_not_spell_the_text_stay_with_its_first_part() -> None:
+    delta = Delta(Kind.CONTENT, "aST", ({"token": "?", "bytes": [1]}, {"token": "!", "bytes": None}))
+    assert shown(StopTrim(["STOP"]).push([delta])) == ["?", "!"]
