@@ -70,18 +70,19 @@ MUST_SEE = (
 
 
 class InlineRunner:
-    """An engine without its thread: what a desk uses of a runner. Counts the releases of every request."""
+    """An engine without its thread: what a desk uses of a runner. Counts the releases of every reservation."""
 
     def __init__(self) -> None:
         self.engine = fake_engine(num_blocks=16, num_slots=8)
         self.releases: Counter[str] = Counter()
 
-    async def reserve(self, request_id: str, *args: Any) -> Reservation:
-        return self.engine.reserve(request_id, *args)
+    async def reserve(self, ticket_id: str, *args: Any) -> Reservation:
+        self.releases[ticket_id] = 0
+        return self.engine.reserve(ticket_id, *args)
 
-    def release(self, request_id: str) -> None:
-        self.releases[request_id] += 1
-        self.engine.release(request_id)
+    def release(self, ticket_id: str) -> None:
+        self.releases[ticket_id] += 1
+        self.engine.release(ticket_id)
 
 
 @dataclass(eq=False)
@@ -528,10 +529,9 @@ class HandoffMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_holding_leaves_once(self) -> None:
-        live = {holding.ask.request_id for holding in self.desk._holdings.values()}
         for one in self.handovers:
-            request = one.holding.ask.request_id
-            assert self.runner.releases[request] == (request not in live)
+            ticket = one.holding.ticket_id
+            assert self.runner.releases[ticket] == (ticket not in self.desk._holdings)
 
     def teardown(self) -> None:
         """Calls end, writers die, time passes: nothing is held."""
