@@ -1,0 +1,121 @@
+"""CUDA C++ compiled by NVRTC and launched on torch's stream. Knows no kernel; needs a CUDA build of torch to launch."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernels.errors import KernelError
+
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_NVRTC_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
+_NVRTC_PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A loaded kernel: `handle` is the driver's, `shared_bytes` and `threads` belong to every launch."""
+
+    handle: ctypes.c_void_p
+    threads: int
+    shared_bytes: int
+
+    def launch(self, grid: tuple[int, int, int], parameters: ctypes.Structure) -> None:
+        """Queue one launch on torch's current stream; allocates nothing on the device. Raises KernelError."""
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        code = _cuda().cuLaunchKernel(
+            self.handle, *grid, self.threads, 1, 1, self.shared_bytes, stream, arguments, None
+        )  # fmt: skip
+        _expect(code, "launching a kernel")
+
+
+def load(cubin: bytes, name: str, threads: int, shared_bytes: int) -> Kernel:
+    """The kernel called `name` of a cubin, in the current device's context. Raises KernelError."""
+    torch.cuda.current_stream()  # makes torch's context current
+    module, handle = ctypes.c_void_p(), ctypes.c_void_p()
+    _expect(_cuda().cuModuleLoadData(ctypes.byref(module), cubin), "loading a cubin")
+    _expect(_cuda().cuModuleGetFunction(ctypes.byref(handle), module, name.encode()), f"looking for {name}")
+    code = _cuda().cuFuncSetAttribute(handle, _MAX_DYNAMIC_SHARED, shared_bytes)
+    _expect(code, f"asking for {shared_bytes} bytes of shared memory")
+    return Kernel(handle, threads, shared_bytes)
+
+
+def compile_cubin(source: str, architecture: str, defines: Mapping[str, int]) -> tuple[bytes, str]:
+    """Machine code for `architecture` (sm_90a) and the compiler's log with registers and spills. Needs no GPU.
+
+    Raises KernelError with the compiler's words where the source does not compile.
+    """
+    nvrtc, program = _nvrtc(), ctypes.c_void_p()
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", "--ptxas-options=-v"]
+    options += [f"-D{name}={value}" for name, value in defines.items()]
+    given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    code = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
+    _expect(code, "starting the compiler")
+    try:
+        code = nvrtc.nvrtcCompileProgram(program, len(options), given)
+        log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace")
+        if code:
+            raise KernelError(f"NVRTC refuses the source: {log}", fix="use the CUDA version that the docs name")
+        return _text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log.strip("\0\n ")
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def has_nvrtc() -> bool:
+    """Whether CUDA C++ can be compiled here."""
+    try:
+        _nvrtc()
+    except KernelError:
+        return False
+    return True
+
+
+def _text(size_of: ctypes._CFuncPtr, read: ctypes._CFuncPtr, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    _expect(size_of(program, ctypes.byref(size)), "reading the compiler's output")
+    found = ctypes.create_string_buffer(size.value)
+    _expect(read(program, found), "reading the compiler's output")
+    return found.raw
+
+
+@functools.cache
+def _cuda() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise KernelError(f"no CUDA driver: {error}", fix="run on a machine with an NVIDIA GPU") from error
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    for place in (*_NVRTC_NAMES, *_packaged()):
+        try:
+            return ctypes.CDLL(place)
+        except OSError:
+            continue
+    raise KernelError("NVRTC is not installed", fix="pip install nvidia-cuda-nvrtc, or a CUDA build of torch")
+
+
+def _packaged() -> list[str]:
+    """Where wheels put NVRTC."""
+    found: list[str] = []
+    for package in _NVRTC_PACKAGES:
+        try:
+            files = importlib.metadata.files(package) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        places = [file for file in files if file.name.startswith("libnvrtc.so")]
+        found += [str(Path(str(file.locate()))) for file in places]
+    return found
+
+
+def _expect(code: int, doing: str) -> None:
+    if code:
+        raise KernelError(f"CUDA error {code} while {doing}", fix="see the CUDA driver's list of result codes")

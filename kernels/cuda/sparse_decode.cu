@@ -1,0 +1,592 @@
+// Sparse MLA decode for Hopper (sm_90a): one block of threads takes one query token and 64 heads.
+//
+// Two warpgroups read records by index, turn FP8 or FP4 into bf16 and lay them in shared memory, two tiles of 64 keys
+// deep. Warpgroup 0 multiplies queries by keys, keeps the running softmax and accumulates output channels 0..255;
+// warpgroup 1 accumulates channels 256..511 with the weights that warpgroup 0 leaves in shared memory. The value of a
+// key is its first 512 channels, so that one copy of a tile serves both products (K-major, then MN-major).
+//
+// Compiled with MAIN and EXTRA (record kinds below; EXTRA 0: no second cache) and WIDTH (512 or 576 channels).
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned long long u64;
+
+enum { NONE = 0, V4 = 1, V32 = 2, V41_WINDOW = 3, V41_ENTRY = 4 };
+
+constexpr int TILE = 64, HEADS = 64, VALUE = 512;
+constexpr int CHUNK = TILE * 128;  // bytes of 64 rows of 64 channels: the unit of the 128-byte swizzle
+constexpr int KEYS = HEADS * WIDTH * 2, WEIGHTS = KEYS + 2 * TILE * WIDTH * 2, STATE = WEIGHTS + HEADS * TILE * 2;
+constexpr int FULL = 0, FREE = 16, VALID = 32, FACTOR = 64, TOTAL = 64 + 4 * HEADS;  // offsets in the state
+constexpr int PRODUCERS = 256;
+
+struct Cache {
+    const u8 *records;
+    const int *indices;  // [queries, stride]
+    const int *lengths;  // [queries], or null: every query has `stride` indices
+    u64 page_bytes;
+    int page_tokens, slots, stride, unused;
+};
+
+struct Parameters {
+    const u16 *query;  // bf16 [queries, heads, WIDTH]
+    u16 *output;       // bf16 [queries, heads, VALUE]
+    float *lse;        // [queries, heads]
+    const float *sink; // [heads], or null
+    Cache cache[2];
+    int heads;
+    float scale;       // softmax scale times log2(e)
+};
+
+__device__ __forceinline__ u32 address_of(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\n"
+        "done:\n}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+template <int ID, int THREADS> __device__ __forceinline__ void meet() {
+    asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
+}
+
+template <int ID, int THREADS> __device__ __forceinline__ void signal() {
+    asm volatile("bar.arrive %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
+}
+
+__device__ __forceinline__ void show_to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void await_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int COUNT> __device__ __forceinline__ void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> __device__ __forceinline__ void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// Matrix descriptor of a 128-byte-swizzled operand; `step` is the stride between chunks of 64 channels (MN-major).
+__device__ __forceinline__ u64 operand(u32 address, u32 step) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)(step >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+
+__device__ __forceinline__ u32 swizzled(int row, int unit) { return row * 128 + ((unit ^ (row & 7)) << 4); }
+
+__device__ __forceinline__ float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ u32 pair(float low, float high) {
+    u32 packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+__device__ __forceinline__ u32 times(u32 a, u32 b) {
+    u32 c;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+__device__ __forceinline__ u32 times_plus(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+__device__ __forceinline__ void store16(u32 address, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+__device__ __forceinline__ void store4(u32 address, u32 a) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(a) : "memory");
+}
+
+// scores[64 x 64] (+)= queries[64 x 16] . keys[64 x 16]^T, both K-major in shared memory.
+__device__ __forceinline__ void multiply_keys(float (&d)[32], u64 query, u64 key, int accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, %32, %33, p, 1, 1, 0, 0;\n}\n"
+        :
+          "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+          "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
+          "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
+          "+f"(d[30]), "+f"(d[31])
+        : "l"(query), "l"(key), "r"(accumulate));
+}
+
+// output[64 x 128] += weights[64 x 16] (registers) . values[16 x 128], values MN-major in shared memory.
+__device__ __forceinline__ void multiply_values(float *d, const u32 *a, u64 value) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
+        :
+          "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+          "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
+          "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
+          "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]),
+          "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
+          "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(value));
+}
+
+// The same with the weights K-major in shared memory.
+__device__ __forceinline__ void multiply_values(float *d, u64 weight, u64 value) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, %64, %65, p, 1, 1, 0, 1;\n}\n"
+        :
+          "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+          "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
+          "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
+          "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]),
+          "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
+          "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(weight), "l"(value));
+}
+
+
+// Codes into bf16, two to a word. Their bits are moved to where bf16 keeps sign, exponent and mantissa; the difference
+// of the exponents' biases (120 for E4M3, 126 for E2M1) is multiplied in, which is exact for subnormal codes as well.
+__device__ __forceinline__ void from_e4m3(u32 codes, u32 &low, u32 &high) {
+    u32 a = __byte_perm(codes, 0, 0x1404), b = __byte_perm(codes, 0, 0x3424);
+    low = times((a & 0x80008000) | ((a & 0x7f007f00) >> 4), 0x7b807b80);
+    high = times((b & 0x80008000) | ((b & 0x7f007f00) >> 4), 0x7b807b80);
+}
+
+template <int BYTE> __device__ __forceinline__ u32 from_e2m1(u32 codes) {
+    u32 a = __byte_perm(codes << 4, codes, ((4 + BYTE) << 12) | (BYTE << 4));
+    return times((a & 0x80008000) | ((a & 0x70007000) >> 6), 0x7e807e80);
+}
+
+__device__ __forceinline__ u32 scale_e8m0(u32 code) { return (code ? code << 7 : 0x40) * 0x10001; }
+__device__ __forceinline__ u32 scale_e4m3(u32 code) {
+    return times((code & 0x80) * 0x1000100 | (code & 0x7f) * 0x100010, 0x7b807b80);
+}
+
+// What one of the four threads of a key holds between loading and laying down.
+template <int KIND> struct Record {
+    static constexpr bool rope = KIND == V4 || KIND == V32;
+    static constexpr int groups = KIND == V4 ? 7 : 8;
+    static constexpr int words = KIND == V41_ENTRY ? 2 : 4;  // of codes, for each group of 64 channels
+    static constexpr int bytes = KIND == V4 ? 576 : KIND == V32 ? 656 : KIND == V41_WINDOW ? 528 : 288;
+    static constexpr int scale_words = KIND == V4 ? 2 : KIND == V41_ENTRY ? 8 : 4;
+    u32 codes[groups][words];
+    u32 plain[rope ? 8 : 1];
+    u32 scales[scale_words];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < groups; i++)
+#pragma unroll
+            for (int j = 0; j < words; j++) codes[i][j] = 0;
+#pragma unroll
+        for (int j = 0; j < (rope ? 8 : 1); j++) plain[j] = 0;
+#pragma unroll
+        for (int j = 0; j < scale_words; j++) scales[j] = 0;
+    }
+
+    __device__ __forceinline__ void load(const Cache &cache, int slot, int part) {
+        int page = slot / cache.page_tokens, place = slot - page * cache.page_tokens;
+        const u8 *start = cache.records + page * cache.page_bytes;
+        const u8 *record = start + place * bytes;
+#pragma unroll
+        for (int i = 0; i < groups; i++) fetch<words>(record + i * 16 * words + part * 4 * words, codes[i]);
+        if constexpr (rope) {
+            const u8 *at = record + (KIND == V4 ? 448 : 528) + part * 32;
+            fetch<4>(at, plain);
+            fetch<4>(at + 16, plain + 4);
+        }
+        const u8 *scale = KIND == V4 ? start + cache.page_tokens * 576 + place * 8
+                                     : record + (KIND == V41_ENTRY ? 256 : 512);
+        fetch<scale_words == 2 ? 2 : 4>(scale, scales);
+        if constexpr (scale_words == 8) fetch<4>(scale + 16, scales + 4);
+    }
+
+    template <int WORDS> static __device__ __forceinline__ void fetch(const u8 *from, u32 *to) {
+        if constexpr (WORDS == 4)
+            asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
+        else
+            asm volatile("ld.global.nc.v2.b32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+    }
+
+    // Sixteen channels of group `i`: eight words of bf16.
+    template <int I> __device__ __forceinline__ void decode(int part, u32 (&out)[8]) const {
+        if constexpr (KIND == V41_ENTRY) {
+            out[0] = from_e2m1<0>(codes[I][0]), out[1] = from_e2m1<1>(codes[I][0]);
+            out[2] = from_e2m1<2>(codes[I][0]), out[3] = from_e2m1<3>(codes[I][0]);
+            out[4] = from_e2m1<0>(codes[I][1]), out[5] = from_e2m1<1>(codes[I][1]);
+            out[6] = from_e2m1<2>(codes[I][1]), out[7] = from_e2m1<3>(codes[I][1]);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 4; j++) from_e4m3(codes[I][j], out[2 * j], out[2 * j + 1]);
+        }
+        if constexpr (KIND == V32) {  // an fp32 scale as the sum of two bf16: the product is rounded once
+            float scale = __uint_as_float(scales[I / 2]);
+            u32 most = pair(scale, scale);
+            float rest = scale - __uint_as_float(most << 16);
+            u32 least = pair(rest, rest);
+#pragma unroll
+            for (int j = 0; j < 8; j++) out[j] = times_plus(out[j], most, times(out[j], least));
+        } else {
+            u32 scale;
+            if constexpr (KIND == V4) scale = scale_e8m0(scales[I / 4] >> (I % 4 * 8) & 0xff);
+            if constexpr (KIND == V41_WINDOW) scale = scale_e8m0(scales[I / 2] >> (I % 2 * 16 + part / 2 * 8) & 0xff);
+            if constexpr (KIND == V41_ENTRY) scale = scale_e4m3(scales[I] >> (part * 8) & 0xff);
+#pragma unroll
+            for (int j = 0; j < 8; j++) out[j] = times(out[j], scale);
+        }
+    }
+
+    template <int I> __device__ __forceinline__ void lay_groups(u32 tile, int row, int part) const {
+        u32 out[8];
+        decode<I>(part, out);
+        store16(tile + I * CHUNK + swizzled(row, 2 * part), out[0], out[1], out[2], out[3]);
+        store16(tile + I * CHUNK + swizzled(row, 2 * part + 1), out[4], out[5], out[6], out[7]);
+        if constexpr (I + 1 < groups) lay_groups<I + 1>(tile, row, part);
+    }
+
+    __device__ __forceinline__ void lay(u32 tile, int row, int part) const {
+        lay_groups<0>(tile, row, part);
+        if constexpr (rope) {
+            u32 chunk = tile + groups * CHUNK;
+            store16(chunk + swizzled(row, 2 * part), plain[0], plain[1], plain[2], plain[3]);
+            store16(chunk + swizzled(row, 2 * part + 1), plain[4], plain[5], plain[6], plain[7]);
+        }
+    }
+};
+
+__device__ __forceinline__ int length_of(const Cache &cache, int query) {
+    if (!cache.lengths) return cache.stride;
+    return min(max(cache.lengths[query], 0), cache.stride);
+}
+
+// Tiles of both caches; the second cache starts a tile of its own.
+struct Work {
+    int length[2], first, tiles;
+    __device__ __forceinline__ Work(const Parameters &p, int query) {
+        length[0] = length_of(p.cache[0], query);
+        length[1] = EXTRA ? length_of(p.cache[1], query) : 0;
+        first = (length[0] + TILE - 1) / TILE;
+        tiles = first + (length[1] + TILE - 1) / TILE;
+    }
+};
+
+// The slot this thread's key of a tile lies in, or -1.
+__device__ __forceinline__ int slot_of(const Parameters &p, const Work &work, int query, int tile, int row) {
+    int second = tile >= work.first;
+    const Cache &cache = p.cache[EXTRA ? second : 0];
+    int at = (tile - (second ? work.first : 0)) * TILE + row;
+    if (tile >= work.tiles || at >= (second ? work.length[1] : work.length[0])) return -1;
+    int slot = cache.indices[(u64)query * cache.stride + at];
+    return slot >= 0 && slot < cache.slots ? slot : -1;
+}
+
+template <int KIND>
+__device__ __forceinline__ void produce_tile(const Cache &cache, int slot, int row, int part, u32 shared, int turn) {
+    Record<KIND> record;
+    if (slot >= 0) record.load(cache, slot, part);
+    else record.clear();
+    u32 lane = threadIdx.x % 32, buffer = turn % 2, state = shared + STATE;
+    if (turn >= 2) barrier_wait(state + FREE + 8 * buffer, (turn / 2 - 1) & 1);
+    record.lay(shared + KEYS + buffer * TILE * WIDTH * 2, row, part);
+    u32 valid = __ballot_sync(~0u, __shfl_sync(~0u, slot, lane % 8 * 4) >= 0) & 0xff;
+    if (lane == 0)
+        asm volatile("st.shared.u8 [%0], %1;" ::"r"(state + VALID + 8 * buffer + row / 8), "r"(valid) : "memory");
+    show_to_tensor_cores();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(state + FULL + 8 * buffer);
+}
+
+__device__ __forceinline__ void produce(const Parameters &p, const Work &work, int query, u32 shared) {
+    int row = (threadIdx.x - 256) / 4, part = threadIdx.x % 4;
+    int slot = slot_of(p, work, query, 0, row);
+    for (int tile = 0; tile < work.tiles; tile++) {
+        int next = slot_of(p, work, query, tile + 1, row);
+        if (EXTRA == NONE || tile < work.first) produce_tile<MAIN>(p.cache[0], slot, row, part, shared, tile);
+        else produce_tile<EXTRA ? EXTRA : MAIN>(p.cache[1], slot, row, part, shared, tile);
+        slot = next;
+    }
+}
+
+__device__ __forceinline__ void issue_scores(float (&scores)[32], u32 shared, int tile) {
+    u32 keys = shared + KEYS + tile % 2 * TILE * WIDTH * 2;
+    hold(scores);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < WIDTH / 16; k++) {
+        u32 at = k / 4 * CHUNK + k % 4 * 32;
+        multiply_keys(scores, operand(shared + at, 16), operand(keys + at, 16), k > 0);
+    }
+    commit_products();
+    hold(scores);
+}
+
+__device__ __forceinline__ void issue_values(float (&output)[128], const u32 (&weights)[16], u32 shared, int tile) {
+    u32 values = shared + KEYS + tile % 2 * TILE * WIDTH * 2;
+    hold(output);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        multiply_values(output, weights + 4 * k, operand(values + k * 2048, CHUNK));
+        multiply_values(output + 64, weights + 4 * k, operand(values + k * 2048 + 2 * CHUNK, CHUNK));
+    }
+    commit_products();
+    hold(output);
+}
+
+// Running softmax of the two rows a thread shares: rows `warp * 16 + lane / 4` and eight below.
+struct Softmax {
+    float most[2], total[2], factor[2];
+
+    // Scores become weights; `factor` is what earlier sums are to be multiplied by.
+    __device__ __forceinline__ void take(float (&s)[32], u64 valid, float scale) {
+        int column = threadIdx.x % 4 * 2;
+        if (valid != ~0ull)
+#pragma unroll
+            for (int i = 0; i < 32; i++)
+                if (!(valid >> (i / 4 * 8 + column + i % 2) & 1)) s[i] = -__int_as_float(0x7f800000);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float peak = most[r];
+#pragma unroll
+            for (int i = 0; i < 32; i++)
+                if (i / 2 % 2 == r) peak = fmaxf(peak, s[i]);
+            peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
+            peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
+            float base = peak == -__int_as_float(0x7f800000) ? 0.0f : peak * scale;
+            factor[r] = power(most[r] * scale - base);
+            most[r] = peak;
+            float sum = 0;
+#pragma unroll
+            for (int i = 0; i < 32; i++)
+                if (i / 2 % 2 == r) sum += s[i] = power(s[i] * scale - base);
+            total[r] = total[r] * factor[r] + sum;
+        }
+    }
+};
+
+__device__ __forceinline__ void rescale(float (&output)[128], float first, float second) {
+    if (!__any_sync(~0u, first != 1.0f || second != 1.0f)) return;
+#pragma unroll
+    for (int i = 0; i < 128; i++) output[i] *= i / 2 % 2 ? second : first;
+}
+
+// bf16 rows of 256 channels to memory, by way of the shared memory in which the queries lay.
+template <int HALF>
+__device__ __forceinline__ void write(const Parameters &p, int query, int head, float (&o)[128], float first,
+                                      float second, u32 shared) {
+    int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+    u32 base = shared + HALF * 4 * CHUNK;
+#pragma unroll
+    for (int j = 0; j < 32; j++) {
+        u32 at = base + j / 8 * CHUNK + lane % 4 * 4;
+        store4(at + swizzled(row, j % 8), pair(o[4 * j] * first, o[4 * j + 1] * first));
+        store4(at + swizzled(row + 8, j % 8), pair(o[4 * j + 2] * second, o[4 * j + 3] * second));
+    }
+    meet<5 + HALF, 128>();
+    for (int r = thread / 32; r < HEADS && head + r < p.heads; r += 4) {
+        u32 a, b, c, d, at = base + lane / 8 * CHUNK + swizzled(r, lane % 8);
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(at));
+        u16 *to = p.output + ((u64)query * p.heads + head + r) * VALUE + HALF * 256 + lane * 8;
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+    }
+}
+
+__device__ __forceinline__ void load_queries(const Parameters &p, int query, int head, u32 shared) {
+    for (int i = threadIdx.x; i < HEADS * WIDTH / 8; i += 256) {
+        int row = i / (WIDTH / 8), unit = i % (WIDTH / 8);
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (head + row < p.heads)
+            v = *(const uint4 *)(p.query + ((u64)query * p.heads + head + row) * WIDTH + unit * 8);
+        store16(shared + unit / 8 * CHUNK + swizzled(row, unit % 8), v.x, v.y, v.z, v.w);
+    }
+    show_to_tensor_cores();
+    meet<1, 256>();
+}
+
+__device__ __forceinline__ float read_float(u32 address) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
+    return x;
+}
+__device__ __forceinline__ void write_float(u32 address, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+__device__ __forceinline__ u64 read_valid(u32 address) {
+    u64 x;
+    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(x) : "r"(address));
+    return x;
+}
+
+// Weights as the registers of a bf16 operand, and in shared memory for the other warpgroup.
+__device__ __forceinline__ void pass_weights(const float (&s)[32], u32 (&weights)[16], const Softmax &softmax, u32 shared) {
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        weights[2 * j] = pair(s[4 * j], s[4 * j + 1]), weights[2 * j + 1] = pair(s[4 * j + 2], s[4 * j + 3]);
+        store4(shared + WEIGHTS + swizzled(row, j) + lane % 4 * 4, weights[2 * j]);
+        store4(shared + WEIGHTS + swizzled(row + 8, j) + lane % 4 * 4, weights[2 * j + 1]);
+    }
+    if (lane % 4 == 0) {
+        write_float(shared + STATE + FACTOR + 4 * row, softmax.factor[0]);
+        write_float(shared + STATE + FACTOR + 4 * (row + 8), softmax.factor[1]);
+    }
+    show_to_tensor_cores();
+    signal<2, 256>();
+}
+
+__device__ __forceinline__ void free_tile(u32 shared, int tile) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(shared + STATE + FREE + tile % 2 * 8);
+}
+
+__device__ __forceinline__ void attend(const Parameters &p, const Work &work, int query, int head, u32 shared) {
+    float output[128], scores[32];
+    u32 weights[16];
+    Softmax softmax;
+    const float infinity = __int_as_float(0x7f800000);
+    softmax.most[0] = softmax.most[1] = -infinity, softmax.total[0] = softmax.total[1] = 0;
+#pragma unroll
+    for (int i = 0; i < 128; i++) output[i] = 0;
+#pragma unroll
+    for (int i = 0; i < 32; i++) scores[i] = 0;
+    if (work.tiles) {
+        barrier_wait(shared + STATE + FULL, 0);
+        issue_scores(scores, shared, 0);
+        await_products<0>();
+        hold(scores);
+        softmax.take(scores, read_valid(shared + STATE + VALID), p.scale);
+        pass_weights(scores, weights, softmax, shared);
+        for (int tile = 1; tile < work.tiles; tile++) {
+            issue_values(output, weights, shared, tile - 1);
+            barrier_wait(shared + STATE + FULL + tile % 2 * 8, tile / 2 & 1);
+            issue_scores(scores, shared, tile);
+            await_products<1>();
+            hold(output);
+            free_tile(shared, tile - 1);
+            await_products<0>();
+            hold(scores);
+            softmax.take(scores, read_valid(shared + STATE + VALID + tile % 2 * 8), p.scale);
+            meet<3, 256>();  // the other warpgroup has read the weights of the tile before
+            pass_weights(scores, weights, softmax, shared);
+            rescale(output, softmax.factor[0], softmax.factor[1]);
+        }
+        issue_values(output, weights, shared, work.tiles - 1);
+        await_products<0>();
+        hold(output);
+    }
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+    float inverse[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float total = softmax.total[r];
+        total += __shfl_xor_sync(~0u, total, 1);
+        total += __shfl_xor_sync(~0u, total, 2);
+        int at = head + row + 8 * r;
+        bool mine = at < p.heads;
+        float base = softmax.most[r] * p.scale;
+        if (mine && lane % 4 == 0)
+            p.lse[(u64)query * p.heads + at] = total > 0 ? (base + __log2f(total)) * 0.69314718f : infinity;
+        float whole = total;
+        if (mine && p.sink && total > 0) whole += power(p.sink[at] * 1.44269504f - base);
+        inverse[r] = total > 0 ? 1.0f / whole : 0.0f;
+        if (lane % 4 == 0) write_float(shared + STATE + TOTAL + 4 * (row + 8 * r), inverse[r]);
+    }
+    meet<4, 256>();
+    write<0>(p, query, head, output, inverse[0], inverse[1], shared);
+}
+
+__device__ __forceinline__ void follow(const Parameters &p, const Work &work, int query, int head, u32 shared) {
+    float output[128];
+    int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < 128; i++) output[i] = 0;
+    for (int tile = 0; tile < work.tiles; tile++) {
+        u32 values = shared + KEYS + tile % 2 * TILE * WIDTH * 2 + 4 * CHUNK;
+        barrier_wait(shared + STATE + FULL + tile % 2 * 8, tile / 2 & 1);
+        meet<2, 256>();
+        u32 factor = shared + STATE + FACTOR + 4 * row;
+        if (tile) rescale(output, read_float(factor), read_float(factor + 32));
+        hold(output);
+        begin_products();
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            u64 weight = operand(shared + WEIGHTS + k * 32, 16);
+            multiply_values(output, weight, operand(values + k * 2048, CHUNK));
+            multiply_values(output + 64, weight, operand(values + k * 2048 + 2 * CHUNK, CHUNK));
+        }
+        commit_products();
+        await_products<0>();
+        hold(output);
+        free_tile(shared, tile);
+        if (tile + 1 < work.tiles) signal<3, 256>();
+    }
+    meet<4, 256>();
+    u32 total = shared + STATE + TOTAL + 4 * row;
+    write<1>(p, query, head, output, read_float(total), read_float(total + 32), shared);
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1) sparse_decode(const __grid_constant__ Parameters p) {
+    extern __shared__ __align__(1024) u8 memory[];
+    u32 shared = address_of(memory);
+    int query = blockIdx.x, head = blockIdx.y * HEADS, group = threadIdx.x / 128;
+    Work work(p, query);
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            barrier_init(shared + STATE + FULL + 8 * i, PRODUCERS / 32);
+            barrier_init(shared + STATE + FREE + 8 * i, 8);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (group >= 2) {
+        fewer_registers<64>();
+        produce(p, work, query, shared);
+    } else if (group == 0) {
+        more_registers<224>();
+        load_queries(p, query, head, shared);
+        attend(p, work, query, head, shared);
+    } else {
+        more_registers<160>();
+        load_queries(p, query, head, shared);
+        follow(p, work, query, head, shared);
+    }
+}
