@@ -107,10 +107,10 @@ async def test_2000_requests_leave_nothing_behind(stack: FrontStack, tmp_path: P
         f"answered {storm.answered}, left {storm.left}, hit {storm.hit}, refused {storm.refused}, {storm.killed} killed"
     )
     try:
-        await until(lambda: (len(asyncio.all_tasks()), open_files()) == (tasks, files), 2 * LEASE_S)
+        await until(lambda: len(asyncio.all_tasks()) == tasks and open_files() <= files, 2 * LEASE_S)
     except TimeoutError:
         print([task.get_name() for task in asyncio.all_tasks()])
     assert storm.left >= 0.2 * REQUESTS and storm.hit >= 0.05 * REQUESTS and storm.killed
     promise(14, f"{REQUESTS} requests: tasks more than before", len(asyncio.all_tasks()) - tasks, exactly=0)
-    promise(14, f"{REQUESTS} requests: open files more than before", open_files() - files, exactly=0)
+    promise(14, f"{REQUESTS} requests: open files more than before", max(0, open_files() - files), exactly=0)
     promise(14, "of those that stayed, answered", storm.answered / (storm.answered + storm.refused), at_least=0.99)
