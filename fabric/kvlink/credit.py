@@ -133,7 +133,7 @@ class Turn:
 
 
 class FairQueue:
-    """Bytes in flight of many transfers, divided fairly.
+    """Bytes in flight of many transfers, divided fairly. A chunk larger than the limit goes alone.
 
     Start-time fair queueing (Goyal, Vin, Cheng 1996): over any time in which two transfers have chunks waiting, the
     bytes they were let send differ by no more than one chunk of each.
@@ -147,13 +147,7 @@ class FairQueue:
         self._waiting: list[tuple[int, int, Turn]] = []
 
     def join(self, flow: Flow, size: int) -> Turn:
-        """Queues a chunk. Pair with `leave`.
-
-        Raises:
-            InvalidArgument: it is larger than everything that may be in flight.
-        """
-        if not 0 < size <= self.limit:
-            raise InvalidArgument(f"a chunk of {size} bytes where {self.limit} may be in flight", field="chunk")
+        """Queues a chunk. Pair with `leave`."""
         turn = Turn(size, max(self._now, flow.finish))
         flow.finish = turn.tag + size
         self._serial += 1
@@ -166,7 +160,7 @@ class FairQueue:
         while self._waiting:
             turn = self._waiting[0][2]
             if turn.state == "waiting":
-                if self.in_flight + turn.size > self.limit:
+                if self.in_flight and self.in_flight + turn.size > self.limit:
                     break
                 turn.state = "running"
                 self.in_flight += turn.size

@@ -26,6 +26,7 @@ _log = logs.get("kvlink")
 # Seconds without a chunk after which a credit is said again; doubled each time up to the most.
 _REPEAT_S = 0.1
 _REPEAT_MOST_S = 2.0
+_MAX_EARLY_ROWS = 1 << 16  # of a transfer; each takes some 300 bytes until its turn
 # (group, block, size) -> where an extent's bytes go. Raises InvalidArgument for one nobody asked for.
 Place = Callable[[str, int, int], Destination]
 # Name and epoch of a link.
@@ -110,6 +111,8 @@ class Intake:
                 self._told((notice.peer, notice.epoch), message)
         except InvalidArgument as error:
             _log.warning("notice dropped", peer=notice.peer, reason=error.message)
+        except Exception as error:  # no notice may end the one consumer of all of them
+            _log.error("notice not taken", error=type(error).__name__, frames=logs.frames(error))
         return True
 
     async def ready(self, owner: str, timeout_s: float) -> Verified:
@@ -212,13 +215,12 @@ class Intake:
 
     def _told_late(self, writer: Peer, message: FromSender) -> None:
         """A writer that was given up speaks: where it says that it is done, its landing is clean."""
-        known = self._in_doubt.get(message.transfer, ("", -1))
         word = _word(message)
+        if self._in_doubt.get(message.transfer, ("", -1)) not in (None, writer):
+            return  # a stranger: not even answered, since its address could pass for a newer one of somebody else's
         if isinstance(message, Chunk) and message.reply is not None and word is not Word.DONE:
             news = Refusal(message.transfer, Cancelled.code, f"{message.transfer} is not open")
             self._spawn(self._send(message.reply, news))
-        if known not in (None, writer):
-            return
         if word is Word.DONE:
             self._pool.release(message.transfer, Writer.FINISHED)
         self._forget_what_is_free()
@@ -234,6 +236,8 @@ class Intake:
         try:
             _check(chunk)
             in_order = transfer.ring.arrived(chunk.number, chunk.run)
+            if not in_order and sum(len(early.rows) for early in transfer.chunks.values()) > _MAX_EARLY_ROWS:
+                raise InvalidArgument("too many extents came early", field="chunk")
         except InvalidArgument as error:
             self._fail(transfer, error)
             return
@@ -347,8 +351,12 @@ def _require_own(reply: LinkAddress, writer: Peer) -> None:
 
 
 def _check(chunk: Chunk) -> None:
-    """Raises InvalidArgument where an extent is not in its chunk: it could be one that is still being written."""
-    floor, end = chunk.run.offset, chunk.run.offset + chunk.run.end - chunk.run.start
+    """Raises InvalidArgument where an extent is not in its chunk: it could be one that is still being written; and for
+    more of them than fit, which would take more time to copy than a landing has bytes."""
+    floor, end, total = chunk.run.offset, chunk.run.offset + chunk.run.size, 0
     for _, _, _, offset, size, _ in chunk.rows:
-        if offset < floor or offset + size > end:
+        total += size
+        if size < 1 or offset < floor or offset + size > end:
             raise InvalidArgument(f"an extent is not in its chunk {chunk.number}", field="extents")
+    if total > chunk.run.size:
+        raise InvalidArgument(f"extents of chunk {chunk.number} overlap", field="extents")

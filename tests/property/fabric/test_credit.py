@@ -152,12 +152,13 @@ class Backlog:
 CHUNKS = st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=30), min_size=2, max_size=6)
 
 
-@given(CHUNKS, st.integers(20, 100), SEEDS)
+@given(CHUNKS, st.integers(1, 100), SEEDS)
 def test_no_transfer_is_overtaken_by_more_than_a_chunk_of_each(chunks, limit, seed):
     backlog, rng = Backlog(chunks, limit), random.Random(seed)
     backlog.admit()
     while backlog.running:
-        assert backlog.queue.in_flight == sum(turn.size for turn in backlog.running) <= limit
+        assert backlog.queue.in_flight == sum(turn.size for turn in backlog.running)
+        assert backlog.queue.in_flight <= limit or len(backlog.running) == 1  # a chunk above the limit goes alone
         waiting = [index for index, left in enumerate(backlog.chunks) if left]
         for one in waiting:
             for other in waiting:
@@ -184,11 +185,6 @@ def test_turns_given_up_in_any_state_leave_nothing_in_flight(turns, seed):
             queue.leave(turn)
     assert set(ran) == {turn for turn, stays in joined if stays}
     assert queue.in_flight == 0
-
-
-def test_a_chunk_that_never_fits_is_refused():
-    with pytest.raises(InvalidArgument):
-        FairQueue(20).join(Flow(), 21)
 
 
 @given(st.lists(st.integers(0, 30), max_size=50), st.integers(1, 60))

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from fabric.errors import Cancelled, DataLoss, DeadlineExceeded, Exhausted, Internal, InvalidArgument
-from fabric.kvlink import open_link
+from fabric.kvlink import messages, open_link
 from fabric.kvlink.credit import Run
 from fabric.kvlink.incoming import Intake
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.link import Notice
-from fabric.kvlink.messages import Chunk, GaveUp
+from fabric.kvlink.messages import Chunk, Credit, GaveUp
 from fabric.kvlink.slabs import SlabState, Writer
 from fabric.kvlink.verify import digest
+from fabric.records import LinkAddress
 from tests.support.link_peer import Placed
 
 RING = 4096
@@ -110,6 +111,46 @@ async def test_an_extent_outside_its_chunk_is_refused_before_it_is_read(desk):
     with pytest.raises(InvalidArgument, match="not in its chunk"):
         await desk.intake.ready("t", 5.0)
     assert not desk.placed.blocks
+
+
+async def test_extents_that_overlap_are_refused_before_they_are_read(desk):
+    chunk = desk.chunk(0, 0, b"a" * 100, 0)
+    desk.say(Chunk("t", 0, chunk.run, True, chunk.rows * 2))
+    with pytest.raises(InvalidArgument, match="overlap"):
+        await desk.intake.ready("t", 5.0)
+    assert not desk.placed.blocks
+
+
+async def test_extents_that_wait_for_an_earlier_chunk_are_bounded(desk):
+    rows = tuple(("latent", 1, 1, offset, 1, 0) for offset in range(RING))
+    for number in range(1, 30):
+        desk.say(Chunk("t", number, Run(0, number * RING, (number + 1) * RING), False, rows))
+    with pytest.raises(InvalidArgument, match="early"):
+        await desk.intake.ready("t", 5.0)
+
+
+async def test_a_stranger_is_not_answered_and_cannot_pass_for_a_newer_incarnation_of_a_writer(desk):
+    """Its epoch would make the address of the true writer an old one."""
+    link = open_link("inproc://", *WRITER)
+    stranger = (WRITER[0], 1 << 60)
+    reply = LinkAddress("inproc://", *stranger)
+    desk.say(Chunk("unknown", 0, Run(0, 0, 0), False, (), reply), stranger)
+    await asyncio.sleep(0)
+    chunk = desk.chunk(0, 0, b"a" * 3000, 0)
+    desk.say(Chunk("t", 0, chunk.run, False, chunk.rows, link.address))
+    async with asyncio.timeout(5.0):
+        credit = await anext(link.notices())
+    assert messages.unpack(credit.payload) == Credit("t", 3000)
+    await link.close()
+
+
+async def test_a_defect_of_who_is_told_does_not_end_the_consumer_of_notices(desk):
+    def defect(*_: object) -> None:
+        raise KeyError("t")
+
+    desk.intake._heard = defect
+    desk.say(desk.chunk(0, 0, b"a" * 100, 0, last=True))
+    assert len(await desk.intake.ready("t", 5.0)) == 1
 
 
 @pytest.mark.parametrize(
