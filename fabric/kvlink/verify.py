@@ -27,6 +27,7 @@ CopyRow = tuple[int, int, int, Destination]
 # A compiled `copy_rows`: (address, uint64 [n, 4] of offset from there, bytes, digest, and address that they go to)
 # -> number of the first row whose copy differs, or -1. Hashes what it stores; runs without the interpreter.
 CopyKernel = Callable[[int, NDArray[np.uint64]], int]
+_BYTE = np.dtype(np.uint8)
 _KERNEL_BYTES = 241  # xxh3 of less has another definition, which no kernel needs to know
 
 
@@ -54,6 +55,10 @@ def check_placements(placements: Sequence[Placement], landing_bytes: int) -> Non
 def check_rows(rows: Sequence[CopyRow], landing_bytes: int) -> None:
     """As `check_placements`; the error tells the number of the row."""
     for index, row in enumerate(rows):
+        offset, size, _, to = row
+        fits = size > 0 and 0 <= offset <= landing_bytes - size
+        if fits and isinstance(to, np.ndarray) and to.shape == (size,) and to.dtype is _BYTE and to.flags.c_contiguous:
+            continue  # all is well; what follows takes longer
         reason = _misfit(row, landing_bytes)
         if reason:
             raise InvalidArgument(f"extent {index} {reason}", field="extents")
