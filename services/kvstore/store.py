@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fabric.errors import Exhausted
 from fabric.kvlink import Link
 from fabric.kvlink.landing import LandingPool
-from fabric.kvlink.outgoing import Piece, Sender, SendLimits
+from fabric.kvlink.outgoing import Outgoing, Piece, Sender, SendLimits
 from fabric.kvlink.slabs import Writer
 from fabric.records import Extent, Landing
 from services.kvstore.hints import Hints
@@ -91,11 +91,18 @@ class Store:
         self, names: Sequence[BlockName], first_block: int, anchor: bool, identity: Identity, landing: Landing
     ) -> Served:
         """Writes the records into the landing, chunk by chunk: with an anchor all that was asked for, or nothing.
+        However it ends, the reader is told that no more will be written.
 
         Raises:
             InvalidArgument: the landing is smaller than an extent.
             ServiceError: a write failed, or the reader refused what came.
         """
+        async with self._sender.transfer(landing) as outgoing:
+            return await self._serve(outgoing, names, first_block, anchor, identity)
+
+    async def _serve(
+        self, outgoing: Outgoing, names: Sequence[BlockName], first_block: int, anchor: bool, identity: Identity
+    ) -> Served:
         await self.tiers.raise_(names, identity, anchor)
         records = self.tier.collect(names, identity, anchor)
         with self.tier.pinned(records):
@@ -107,8 +114,7 @@ class Store:
                 self._metrics.miss("left")
                 return Served((), 0, anchor=False)
             extents = list(_placed(records, first_block))
-            async with self._sender.transfer(landing) as outgoing:
-                await outgoing.send(self._pieces(records, extents), last=True)
+            await outgoing.send(self._pieces(records, extents), last=True)
         self._hints.holds([name.key for name in names])
         blocks = sum(record.id.kind is RecordKind.BLOCK for record in records)
         return Served(tuple(extents), blocks, anchor)

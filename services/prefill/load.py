@@ -117,7 +117,7 @@ class Loader:
     ) -> None:
         """Blocks [first, end), with their anchor if one is needed: memory, landing, Get, verification, cache."""
         engine = self._engine.engine
-        load = await self._engine.call(engine.begin_load, ask.tokens, ask.salt, first, end)
+        load = await self._engine.begin_load(ask.tokens, ask.salt, first, end)
         verified = False
         try:
             await self._land(store, names[first:end], load)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from engine.cache.pool import CachePool
+from engine.errors import UnknownRequest
 from engine.layout import GroupKind
 from engine.requests import HeldKV
 from fabric.kvlink import Region
@@ -22,6 +24,7 @@ from services.worker.geometry import Handoff, Place
 _INLINE_BYTES = 2 << 20
 # Signs of life within one lease: decode extends it by less than its whole length each time.
 _SIGNS_PER_LEASE = 6
+_LEAST_HEARTBEAT_S = 0.005  # whatever lease a ticket names
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,10 @@ class PoolSource:
         return Piece(place.group, place.block, place.valid_entries, region, start, size, seal)
 
 
+class _Preempted(Exception):
+    """The blocks that a mark was about are gone."""
+
+
 class Pusher:
     """Pushes one prompt into one landing. `held` reads where its KV is now; the blocks must stay until `run` ends."""
 
@@ -64,10 +71,11 @@ class Pusher:
         heartbeat_s: float,
         metrics: PrefillMetrics,
     ) -> None:
-        """heartbeat_s: seconds between two signs of life while there is nothing to push, at most."""
+        """held raises UnknownRequest while the prompt has no memory. heartbeat_s: seconds between two signs of life
+        while there is nothing to push, at most."""
         self._sender, self._source, self._ticket, self._handoff = sender, source, ticket, handoff
         self._held, self._metrics = held, metrics
-        self._heartbeat_s = min(heartbeat_s, ticket.lease_s / _SIGNS_PER_LEASE)
+        self._heartbeat_s = max(_LEAST_HEARTBEAT_S, min(heartbeat_s, ticket.lease_s / _SIGNS_PER_LEASE))
         self._sealed: list[Extent] = []
         self._next_block = handoff.first_block
 
@@ -103,12 +111,13 @@ class Pusher:
         if mark.complete:
             await self._push(outgoing, self._handoff.blocks, windows=mark.windows, last=True)
         elif end > self._next_block:
-            await self._push(outgoing, end, windows=False, last=False)
+            with suppress(_Preempted):  # the mark that says so comes with the engine's next events
+                await self._push(outgoing, end, windows=False, last=False)
         return mark.complete
 
     async def _push(self, outgoing: Outgoing, end: int, windows: bool, last: bool) -> None:
         """Seals and sends blocks up to `end`, and with the last of them the window groups, if they are handed over."""
-        kv, handoff = self._held(), self._handoff
+        kv, handoff = self._kv(end), self._handoff
         places = [place for block in range(self._next_block, end) for place in handoff.block_places(block)]
         places += handoff.window_places() if windows else ()
         total = sum(place.size for place in places)
@@ -120,3 +129,13 @@ class Pusher:
             await outgoing.send(pieces, last=last)
         self._sealed += [place.sealed(piece.digest) for place, piece in zip(places, pieces, strict=True)]
         self._next_block = end
+
+    def _kv(self, end: int) -> HeldKV:
+        """Where blocks up to `end` are. Raises _Preempted where the engine took them before we heard of it."""
+        try:
+            kv = self._held()
+        except UnknownRequest as error:
+            raise _Preempted from error
+        if len(kv.block_table) < end:
+            raise _Preempted
+        return kv

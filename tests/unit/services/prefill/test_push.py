@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engine.cache.pool import CachePool
+from engine.errors import UnknownRequest
 from engine.requests import HeldKV
 from fabric.errors import DeadlineExceeded, ServiceError, Unavailable
 from fabric.kvlink import Region, Token, Write, messages
@@ -172,6 +173,33 @@ async def test_a_pusher_that_gives_up_says_so_once() -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert bench.endings == [GaveUp("t")]
+
+
+@pytest.mark.parametrize("seen", [UnknownRequest("r"), HeldKV(TABLE[:1], SLOT, BLOCK_TOKENS)], ids=["none", "fewer"])
+async def test_memory_that_was_taken_before_we_heard_of_it_is_waited_for(seen: UnknownRequest | HeldKV) -> None:
+    """The engine preempts at the start of a step and tells of it at the end."""
+    bench = Bench()
+    asked = asyncio.Event()
+
+    def held() -> HeldKV:
+        if bench.marks.now.generation:
+            return HeldKV(TABLE, SLOT, TOKENS)
+        asked.set()
+        if isinstance(seen, UnknownRequest):
+            raise seen
+        return seen
+
+    bench.pusher._held = held
+    running = asyncio.ensure_future(bench.pusher.run(bench.marks))
+    bench.marks.computed(2 * BLOCK_TOKENS)
+    async with asyncio.timeout(10.0):
+        await asked.wait()
+        bench.marks.lost()
+        bench.marks.computed(2 * BLOCK_TOKENS)
+        bench.marks.completed()
+        extents = await running
+    assert bench.arrived_as_it_is()
+    assert [(e.group, e.block) for e in extents] == [(p.group, p.block) for p in bench.handoff.places()]
 
 
 async def test_a_failed_push_is_raised_as_it_is() -> None:
