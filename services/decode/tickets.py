@@ -89,10 +89,6 @@ class TicketBook:
         ticket = self._live[ticket_id] = Ticket(ticket_id, request_id, self._clock() + self.lease_s, writer)
         return ticket
 
-    def find(self, ticket_id: str) -> Ticket | None:
-        """The live ticket of this id."""
-        return self._live.get(ticket_id)
-
     def arrived(self, ticket_id: str, last: bool, sender: Incarnation) -> bool:
         """Notes a sign of life from the writer and renews the lease; `last` says that it will write no more.
 

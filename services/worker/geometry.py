@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from engine.layout import CacheGroup, Layout
 from fabric.records import Extent
-
-Offsets = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +75,6 @@ class Handoff:
     def landing_bytes(self) -> int:
         """Bytes of the whole landing."""
         return self.window_offset + (self.layout.window_bytes if self.windows else 0)
-
-    def block_offsets(self, first: int, end: int) -> Offsets:
-        """Landing offsets of blocks [first, end), each `layout.block_bytes` long."""
-        return (np.arange(first, end, dtype=np.int64) - self.first_block) * self.layout.block_bytes
 
     def block_places(self, block: int) -> Iterator[Place]:
         """Extents of one block, in pool order."""
