@@ -19,6 +19,8 @@ constexpr int CHUNK = TILE * 128;  // bytes of 64 rows of 64 channels: the unit 
 constexpr int KEYS = HEADS * WIDTH * 2, WEIGHTS = KEYS + 2 * TILE * WIDTH * 2, STATE = WEIGHTS + HEADS * TILE * 2;
 constexpr int FULL = 0, FREE = 16, VALID = 32, FACTOR = 64, TOTAL = 64 + 4 * HEADS;  // offsets in the state
 constexpr int PRODUCERS = 256;
+// Where dynamic shared memory starts: a constant, so that operands of products are constants as well.
+constexpr u32 shared = 1024;
 
 struct Cache {
     const u8 *records;
@@ -320,7 +322,7 @@ __device__ __forceinline__ int slot_of(const Parameters &p, const Work &work, in
 }
 
 template <int KIND>
-__device__ __forceinline__ void produce_tile(const Cache &cache, int slot, int row, int part, u32 shared, int turn) {
+__device__ __forceinline__ void produce_tile(const Cache &cache, int slot, int row, int part, int turn) {
     Record<KIND> record;
     if (slot >= 0) record.load(cache, slot, part);
     else record.clear();
@@ -335,19 +337,19 @@ __device__ __forceinline__ void produce_tile(const Cache &cache, int slot, int r
     if (lane == 0) barrier_arrive(state + FULL + 8 * buffer);
 }
 
-__device__ __forceinline__ void produce(const Parameters &p, const Work &work, int query, u32 shared) {
+__device__ __forceinline__ void produce(const Parameters &p, const Work &work, int query) {
     int row = (threadIdx.x - 256) / 4, part = threadIdx.x % 4;
     int slot = slot_of(p, work, query, 0, row);
     for (int tile = 0; tile < work.tiles; tile++) {
         int next = slot_of(p, work, query, tile + 1, row);
-        if (EXTRA == NONE || tile < work.first) produce_tile<MAIN>(p.cache[0], slot, row, part, shared, tile);
-        else produce_tile<EXTRA ? EXTRA : MAIN>(p.cache[1], slot, row, part, shared, tile);
+        if (EXTRA == NONE || tile < work.first) produce_tile<MAIN>(p.cache[0], slot, row, part, tile);
+        else produce_tile<EXTRA ? EXTRA : MAIN>(p.cache[1], slot, row, part, tile);
         slot = next;
     }
 }
 
-__device__ __forceinline__ void issue_scores(float (&scores)[32], u32 shared, int tile) {
-    u32 keys = shared + KEYS + tile % 2 * TILE * WIDTH * 2;
+template <int BUFFER> __device__ __forceinline__ void issue_scores(float (&scores)[32]) {
+    constexpr u32 keys = shared + KEYS + BUFFER * TILE * WIDTH * 2;
     hold(scores);
     begin_products();
 #pragma unroll
@@ -359,8 +361,8 @@ __device__ __forceinline__ void issue_scores(float (&scores)[32], u32 shared, in
     hold(scores);
 }
 
-__device__ __forceinline__ void issue_values(float (&output)[128], const u32 (&weights)[16], u32 shared, int tile) {
-    u32 values = shared + KEYS + tile % 2 * TILE * WIDTH * 2;
+template <int BUFFER> __device__ __forceinline__ void issue_values(float (&output)[128], const u32 (&weights)[16]) {
+    constexpr u32 values = shared + KEYS + BUFFER * TILE * WIDTH * 2;
     hold(output);
     begin_products();
 #pragma unroll
@@ -412,7 +414,7 @@ __device__ __forceinline__ void rescale(float (&output)[128], float first, float
 // bf16 rows of 256 channels to memory, by way of the shared memory in which the queries lay.
 template <int HALF>
 __device__ __forceinline__ void write(const Parameters &p, int query, int head, float (&o)[128], float first,
-                                      float second, u32 shared) {
+                                      float second) {
     int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4;
     u32 base = shared + HALF * 4 * CHUNK;
 #pragma unroll
@@ -430,7 +432,7 @@ __device__ __forceinline__ void write(const Parameters &p, int query, int head, 
     }
 }
 
-__device__ __forceinline__ void load_queries(const Parameters &p, int query, int head, u32 shared) {
+__device__ __forceinline__ void load_queries(const Parameters &p, int query, int head) {
     for (int i = threadIdx.x; i < HEADS * WIDTH / 8; i += 256) {
         int row = i / (WIDTH / 8), unit = i % (WIDTH / 8);
         uint4 v = make_uint4(0, 0, 0, 0);
@@ -457,7 +459,7 @@ __device__ __forceinline__ u64 read_valid(u32 address) {
 }
 
 // Weights as the registers of a bf16 operand, and in shared memory for the other warpgroup.
-__device__ __forceinline__ void pass_weights(const float (&s)[32], u32 (&weights)[16], const Softmax &softmax, u32 shared) {
+__device__ __forceinline__ void pass_weights(const float (&s)[32], u32 (&weights)[16], const Softmax &softmax) {
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
@@ -473,11 +475,29 @@ __device__ __forceinline__ void pass_weights(const float (&s)[32], u32 (&weights
     signal<2, 256>();
 }
 
-__device__ __forceinline__ void free_tile(u32 shared, int tile) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(shared + STATE + FREE + tile % 2 * 8);
+template <int BUFFER> __device__ __forceinline__ void free_tile() {
+    if (threadIdx.x % 32 == 0) barrier_arrive(shared + STATE + FREE + BUFFER * 8);
 }
 
-__device__ __forceinline__ void attend(const Parameters &p, const Work &work, int query, int head, u32 shared) {
+// From the weights of tile - 1 to those of `tile`, which lies in BUFFER.
+template <int BUFFER>
+__device__ __forceinline__ void advance(float (&output)[128], float (&scores)[32], u32 (&weights)[16],
+                                        Softmax &softmax, int tile, float scale) {
+    issue_values<1 - BUFFER>(output, weights);
+    barrier_wait(shared + STATE + FULL + BUFFER * 8, tile / 2 & 1);
+    issue_scores<BUFFER>(scores);
+    await_products<1>();
+    hold(output);
+    free_tile<1 - BUFFER>();
+    await_products<0>();
+    hold(scores);
+    softmax.take(scores, read_valid(shared + STATE + VALID + BUFFER * 8), scale);
+    meet<3, 256>();  // the other warpgroup has read the weights of the tile before
+    pass_weights(scores, weights, softmax);
+    rescale(output, softmax.factor[0], softmax.factor[1]);
+}
+
+__device__ __forceinline__ void attend(const Parameters &p, const Work &work, int query, int head) {
     float output[128], scores[32];
     u32 weights[16];
     Softmax softmax;
@@ -489,27 +509,24 @@ __device__ __forceinline__ void attend(const Parameters &p, const Work &work, in
     for (int i = 0; i < 32; i++) scores[i] = 0;
     if (work.tiles) {
         barrier_wait(shared + STATE + FULL, 0);
-        issue_scores(scores, shared, 0);
+        issue_scores<0>(scores);
         await_products<0>();
         hold(scores);
         softmax.take(scores, read_valid(shared + STATE + VALID), p.scale);
-        pass_weights(scores, weights, softmax, shared);
-        for (int tile = 1; tile < work.tiles; tile++) {
-            issue_values(output, weights, shared, tile - 1);
-            barrier_wait(shared + STATE + FULL + tile % 2 * 8, tile / 2 & 1);
-            issue_scores(scores, shared, tile);
-            await_products<1>();
-            hold(output);
-            free_tile(shared, tile - 1);
-            await_products<0>();
-            hold(scores);
-            softmax.take(scores, read_valid(shared + STATE + VALID + tile % 2 * 8), p.scale);
-            meet<3, 256>();  // the other warpgroup has read the weights of the tile before
-            pass_weights(scores, weights, softmax, shared);
-            rescale(output, softmax.factor[0], softmax.factor[1]);
+        pass_weights(scores, weights, softmax);
+        int tile = 1;
+        for (; tile + 1 < work.tiles; tile += 2) {
+            advance<1>(output, scores, weights, softmax, tile, p.scale);
+            advance<0>(output, scores, weights, softmax, tile + 1, p.scale);
         }
-        issue_values(output, weights, shared, work.tiles - 1);
-        await_products<0>();
+        if (tile < work.tiles) {
+            advance<1>(output, scores, weights, softmax, tile, p.scale);
+            issue_values<1>(output, weights);
+            await_products<0>();
+        } else {
+            issue_values<0>(output, weights);
+            await_products<0>();
+        }
         hold(output);
     }
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
@@ -530,42 +547,49 @@ __device__ __forceinline__ void attend(const Parameters &p, const Work &work, in
         if (lane % 4 == 0) write_float(shared + STATE + TOTAL + 4 * (row + 8 * r), inverse[r]);
     }
     meet<4, 256>();
-    write<0>(p, query, head, output, inverse[0], inverse[1], shared);
+    write<0>(p, query, head, output, inverse[0], inverse[1]);
 }
 
-__device__ __forceinline__ void follow(const Parameters &p, const Work &work, int query, int head, u32 shared) {
+template <int BUFFER>
+__device__ __forceinline__ void accumulate(float (&output)[128], int row, int tile, bool more) {
+    constexpr u32 values = shared + KEYS + BUFFER * TILE * WIDTH * 2 + 4 * CHUNK;
+    barrier_wait(shared + STATE + FULL + BUFFER * 8, tile / 2 & 1);
+    meet<2, 256>();
+    u32 factor = shared + STATE + FACTOR + 4 * row;
+    if (tile) rescale(output, read_float(factor), read_float(factor + 32));
+    hold(output);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        u64 weight = operand(shared + WEIGHTS + k * 32, 16);
+        multiply_values(output, weight, operand(values + k * 2048, CHUNK));
+        multiply_values(output + 64, weight, operand(values + k * 2048 + 2 * CHUNK, CHUNK));
+    }
+    commit_products();
+    await_products<0>();
+    hold(output);
+    free_tile<BUFFER>();
+    if (more) signal<3, 256>();
+}
+
+__device__ __forceinline__ void follow(const Parameters &p, const Work &work, int query, int head) {
     float output[128];
     int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int i = 0; i < 128; i++) output[i] = 0;
-    for (int tile = 0; tile < work.tiles; tile++) {
-        u32 values = shared + KEYS + tile % 2 * TILE * WIDTH * 2 + 4 * CHUNK;
-        barrier_wait(shared + STATE + FULL + tile % 2 * 8, tile / 2 & 1);
-        meet<2, 256>();
-        u32 factor = shared + STATE + FACTOR + 4 * row;
-        if (tile) rescale(output, read_float(factor), read_float(factor + 32));
-        hold(output);
-        begin_products();
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            u64 weight = operand(shared + WEIGHTS + k * 32, 16);
-            multiply_values(output, weight, operand(values + k * 2048, CHUNK));
-            multiply_values(output + 64, weight, operand(values + k * 2048 + 2 * CHUNK, CHUNK));
-        }
-        commit_products();
-        await_products<0>();
-        hold(output);
-        free_tile(shared, tile);
-        if (tile + 1 < work.tiles) signal<3, 256>();
+    for (int tile = 0; tile + 1 < work.tiles; tile += 2) {
+        accumulate<0>(output, row, tile, true);
+        accumulate<1>(output, row, tile + 1, tile + 2 < work.tiles);
     }
+    if (work.tiles % 2) accumulate<0>(output, row, work.tiles - 1, false);
     meet<4, 256>();
     u32 total = shared + STATE + TOTAL + 4 * row;
-    write<1>(p, query, head, output, read_float(total), read_float(total + 32), shared);
+    write<1>(p, query, head, output, read_float(total), read_float(total + 32));
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1) sparse_decode(const __grid_constant__ Parameters p) {
     extern __shared__ __align__(1024) u8 memory[];
-    u32 shared = address_of(memory);
+    if (address_of(memory) != shared) __trap();
     int query = blockIdx.x, head = blockIdx.y * HEADS, group = threadIdx.x / 128;
     Work work(p, query);
     if (threadIdx.x == 0) {
@@ -579,14 +603,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) sparse_decode(const __grid_
     __syncthreads();
     if (group >= 2) {
         fewer_registers<64>();
-        produce(p, work, query, shared);
+        produce(p, work, query);
     } else if (group == 0) {
         more_registers<224>();
-        load_queries(p, query, head, shared);
-        attend(p, work, query, head, shared);
+        load_queries(p, query, head);
+        attend(p, work, query, head);
     } else {
         more_registers<160>();
-        load_queries(p, query, head, shared);
-        follow(p, work, query, head, shared);
+        load_queries(p, query, head);
+        follow(p, work, query, head);
     }
 }
