@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from fabric.kvlink.credit import Run
 from fabric.kvlink.inproc import InprocLink
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.messages import Chunk
+from fabric.kvlink.slabs import SlabState
 from fabric.kvlink.verify import digest
 from fabric.telemetry.metrics import Metrics
 from services.decode.desk import Desk, Holding, Limits, ReserveAsk
@@ -123,6 +126,34 @@ async def test_an_attempt_that_was_released_neither_decodes_from_nor_frees_what_
         await bench.generate(bench.write(second), outputs.append)
         assert isinstance(outputs[-1], End)
         assert (await bench.runner.call(bench.engine.stats)).blocks_held == 0
+
+
+@pytest.mark.parametrize("released", [False, True])
+async def test_blocks_that_a_chunk_is_being_copied_into_stay_reserved_until_the_copy_has_ended(released: bool):
+    async with bench_of(fake_engine(num_blocks=16, num_slots=8)) as bench:
+        copy, copying, go_on = bench.landings._copy, threading.Event(), threading.Event()
+
+        def slow_copy(*rows: Any) -> int | None:
+            copying.set()
+            assert go_on.wait(10.0)
+            return copy(*rows)
+
+        bench.landings._copy, bench.landings.inline_bytes = slow_copy, 0  # type: ignore[assignment]
+        holding = await bench.reserve("r")
+        bench.write(holding)
+        assert await asyncio.to_thread(copying.wait, 10.0)
+        if released:
+            assert bench.desk.release(holding.ticket_id, WriterState.FINISHED)
+        ending = asyncio.create_task(bench.desk.close())
+        await asyncio.sleep(0)
+        assert (await bench.runner.call(bench.engine.stats)).reserved == 1
+        assert bench.landings.state(holding.ticket_id) is SlabState.GRANTED
+        assert not ending.done()
+        go_on.set()
+        await ending
+        if released:
+            assert (await bench.runner.call(bench.engine.stats)).blocks_held == 0
+            assert bench.landings.state(holding.ticket_id) is SlabState.FREE
 
 
 class Constant:
