@@ -81,22 +81,19 @@ class PrefillJob:
         self._telling: Telling[Progress] = Telling(report)
         self._marks = Marks()
         self._pusher: Pusher | None = None
+        self._submitted = False  # from then on the engine holds something
 
     async def run(self, position: int) -> None:
         """Queue, load, compute and push at once, receipt. Raises ServiceError."""
         self._telling.tell(Queued(position))
         try:
-            await _LOADING.reached()
-            await self._tools.loader.load(self._ask)
-            with engine_errors():
-                await self._tools.engine.submit(self._ask.request())
-            await self._submitted()
+            await self._answered()
         finally:
             await settled(self._say_that_writing_is_over())
             await self._telling.close()
 
-    async def _submitted(self) -> None:
-        """From here on the engine holds something."""
+    async def _answered(self) -> None:
+        """The pusher is there from the first moment: its signs of life keep the ticket while nothing is computed."""
         engine, ask = self._tools.engine, self._ask
         sealed: SealedKV | None = None
         try:
@@ -107,11 +104,16 @@ class PrefillJob:
         except EngineError as error:
             raise translate(error) from error
         finally:
-            self._give_back(sealed)
+            if self._submitted:
+                self._give_back(sealed)
 
     async def _compute(self) -> FirstToken | EntriesReady:
-        """Follows the engine to the first token, or to the last entry where decode replays and draws it."""
-        started = False
+        """Loads, then follows the engine to the first token, or to the last entry where decode replays and draws it."""
+        await _LOADING.reached()
+        await self._tools.loader.load(self._ask)
+        with engine_errors():
+            await self._tools.engine.submit(self._ask.request())
+        self._submitted, started = True, False
         async for event in self._tools.engine.events(self._ask.request_id):
             match event:
                 case ChunkDone():

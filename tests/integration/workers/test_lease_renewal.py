@@ -19,14 +19,12 @@ LEASE_S, WAIT_S = 0.6, 1.8
 PROMPT = [3 + 7 * index % 500 for index in range(300)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
-NOT_YET = pytest.mark.xfail(strict=True, raises=StaleTicket, reason="signs of life begin with the engine")
-
 
 async def answered(stack: Stack, request_id: str) -> list[int]:
     return (await stack.ask(PROMPT, GREEDY, request_id)).tokens
 
 
-@pytest.mark.parametrize("waiting", [pytest.param("prefill.queued", marks=NOT_YET), "prefill.chunk"])
+@pytest.mark.parametrize("waiting", ["prefill.queued", "prefill.chunk"])
 async def test_a_prefill_that_waits_three_leases_long_keeps_its_ticket(
     model: Path, oracle: Oracle, waiting: str
 ) -> None:
@@ -37,7 +35,6 @@ async def test_a_prefill_that_waits_three_leases_long_keeps_its_ticket(
         await stack.idle()
 
 
-@NOT_YET
 async def test_a_prompt_that_an_engine_takes_three_leases_late_keeps_its_ticket(model: Path, oracle: Oracle) -> None:
     """The engine's thread is in a long step of others, and nothing new gets in before its end."""
     async with worker_stack(model, decode={"lease_s": LEASE_S}) as stack:

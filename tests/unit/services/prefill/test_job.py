@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,10 +31,20 @@ class Tools:
         self.given_up: list[Landing] = []
         self.loading, self.load_gate = asyncio.Event(), asyncio.Event()
         self.sender = self.loader = self.engine = self
+        self.source = self.metrics = None
+        self.model = SimpleNamespace(layout=LAYOUT, revision="m")
         self.heartbeat_s = self.ticket_wait_s = 1.0
 
     async def give_up(self, landing: Landing) -> None:
         self.given_up.append(landing)
+
+    @asynccontextmanager
+    async def transfer(self, landing: Landing) -> AsyncIterator[Tools]:
+        """Nothing is sent in these tests, so that its end tells that nothing will be written."""
+        try:
+            yield self
+        finally:
+            await self.give_up(landing)
 
     async def load(self, ask: PrefillAsk) -> None:
         self.loading.set()
