@@ -90,13 +90,14 @@ class Keeper:
             return
         items = _items(sealed, self._source)
         commit: asyncio.Future[pb.PutRequest] = asyncio.get_running_loop().create_future()
-        put = stream(store.Put, self._messages(items, commit), timeout_s=self._timeout_s)
-        async with aclosing(put) as replies:  # type: ignore[type-var]  # declared as an iterator, is a generator
-            async for reply in replies:
-                if reply.WhichOneof("message") == "grant":
-                    commit.set_result(await self._fill(items, reply.grant))
-                else:
-                    self._metrics.kept(reply.committed.stored, reply.committed.rejected)
+        put = stream(store.stub.Put, self._messages(items, commit), timeout_s=self._timeout_s)
+        with self._stores.asking(store):
+            async with aclosing(put) as replies:  # type: ignore[type-var]  # declared as an iterator, is a generator
+                async for reply in replies:
+                    if reply.WhichOneof("message") == "grant":
+                        commit.set_result(await self._fill(items, reply.grant))
+                    else:
+                        self._metrics.kept(reply.committed.stored, reply.committed.rejected)
 
     async def _messages(
         self, items: Sequence[_Item], commit: asyncio.Future[pb.PutRequest]

@@ -20,9 +20,8 @@ from fabric.records import Landing
 from fabric.telemetry import logs
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import kvstore_pb2 as pb
-from protos.deepinfer.v1 import kvstore_pb2_grpc as rpc
 from services.prefill.ask import PrefillAsk
-from services.prefill.stores import Stores
+from services.prefill.stores import Store, Stores
 from services.prefill.telemetry import PrefillMetrics
 from services.worker.extents import extent_view
 from services.worker.geometry import Handoff
@@ -30,6 +29,8 @@ from services.worker.receipts import require_extents, require_verified
 from services.worker.together import settled
 
 _log = logs.get("load")
+# Of the time that a load may take, most that one answer may: so that it is known who did not answer.
+_ANSWER_SHARE = 0.75
 
 
 class Loader:
@@ -83,9 +84,7 @@ class Loader:
         store, blocks = found
         await self._fetch(store, ask, names, min(local.matched_blocks, blocks - 1), blocks)
 
-    async def _find(
-        self, store: rpc.KvStoreServiceStub, names: Sequence[pb.BlockName], local: LocalPrefix
-    ) -> tuple[rpc.KvStoreServiceStub, int] | None:
+    async def _find(self, store: Store, names: Sequence[pb.BlockName], local: LocalPrefix) -> tuple[Store, int] | None:
         """A store with a longer usable prefix than is here, following its hint to another one once."""
         reply = await self._lookup(store, names)
         here = self._here(local)
@@ -104,17 +103,16 @@ class Loader:
         """Blocks of the store's prefix that can be continued: all of them where no anchor has to follow."""
         return reply.anchor_blocks if self._layout.anchored else reply.blocks_held
 
-    async def _lookup(self, store: rpc.KvStoreServiceStub, names: Sequence[pb.BlockName]) -> pb.LookupResponse:
+    async def _lookup(self, store: Store, names: Sequence[pb.BlockName]) -> pb.LookupResponse:
         model = self._engine.engine.model
         request = pb.LookupRequest(
             blocks=names, model_revision=model.revision, layout_fingerprint=model.layout.fingerprint
         )
-        reply: pb.LookupResponse = await call(store.Lookup, request, timeout_s=self._timeout_s)
+        with self._stores.asking(store):
+            reply: pb.LookupResponse = await call(store.stub.Lookup, request, timeout_s=_ANSWER_SHARE * self._timeout_s)
         return reply
 
-    async def _fetch(
-        self, store: rpc.KvStoreServiceStub, ask: PrefillAsk, names: Sequence[pb.BlockName], first: int, end: int
-    ) -> None:
+    async def _fetch(self, store: Store, ask: PrefillAsk, names: Sequence[pb.BlockName], first: int, end: int) -> None:
         """Blocks [first, end), with their anchor if one is needed: memory, landing, Get, verification, cache."""
         engine = self._engine.engine
         load = await self._engine.begin_load(ask.tokens, ask.salt, first, end)
@@ -128,7 +126,7 @@ class Loader:
             await settled(self._engine.call(*finish))
         self._metrics.store_hit(end - first)
 
-    async def _land(self, store: rpc.KvStoreServiceStub, names: Sequence[pb.BlockName], load: Load) -> None:
+    async def _land(self, store: Store, names: Sequence[pb.BlockName], load: Load) -> None:
         """Has the store write the records into a landing, from where each chunk is verified into the load's memory."""
         size = self._layout.block_tokens
         tokens, held = load.to_block * size, load.from_block * size
@@ -148,9 +146,7 @@ class Loader:
         finally:
             await settled(self._intake.close(landing.id, writer))
 
-    async def _get(
-        self, store: rpc.KvStoreServiceStub, names: Sequence[pb.BlockName], first: int, landing: Landing
-    ) -> pb.GetResponse:
+    async def _get(self, store: Store, names: Sequence[pb.BlockName], first: int, landing: Landing) -> pb.GetResponse:
         model = self._engine.engine.model
         request = pb.GetRequest(
             blocks=names,
@@ -160,7 +156,8 @@ class Loader:
             layout_fingerprint=model.layout.fingerprint,
             landing=wire.pack_landing(landing),
         )
-        reply: pb.GetResponse = await call(store.Get, request, timeout_s=self._timeout_s)
+        with self._stores.asking(store):
+            reply: pb.GetResponse = await call(store.stub.Get, request, timeout_s=_ANSWER_SHARE * self._timeout_s)
         return reply
 
     def _place(self, handoff: Handoff, load: Load) -> Place:

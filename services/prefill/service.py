@@ -101,6 +101,7 @@ async def _open_worker(core: Core, settings: PrefillSettings) -> AsyncIterator[P
         stores = Stores(discovery, channels)
         if settings.kvstore:
             await stack.enter_async_context(background(stores.follow(), "stores"))
+            await stack.enter_async_context(background(stores.probe(), "silent stores"))
         landings = LandingPool(link, settings.landing_mb * _MIB, kernel=copy_sealed)
         export_quarantine(core.metrics, "prefill", landings, pool.layout)
         keeper = Keeper(engine, stores, link, source, settings.store_queue, settings.push_timeout_s, metrics)

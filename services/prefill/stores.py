@@ -1,20 +1,42 @@
-"""Stores: which kvstore instances there are and which one a prefix belongs to. Knows members; asks them nothing."""
+"""Stores: which kvstore instances there are, which one a prefix belongs to, and which do not answer."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
 from blake3 import blake3
 
-from fabric.channels import Channels
+from fabric.channels import Channels, call
 from fabric.discovery import Discovery, MemberInfo
+from fabric.errors import DeadlineExceeded, ServiceError, Unavailable
+from protos.deepinfer.v1 import kvstore_pb2 as pb
 from protos.deepinfer.v1 import kvstore_pb2_grpc as rpc
+
+_PROBE_S = 1.0  # between two questions to a store that did not answer, and for the answer to each
+
+
+class Store(NamedTuple):
+    """One kvstore instance."""
+
+    instance: str
+    stub: rpc.KvStoreServiceStub
 
 
 class Stores:
-    """The kvstore members, newest snapshot. Empty while there are none: then nothing is looked up or stored."""
+    """The kvstore members, newest snapshot. Empty while there are none: then nothing is looked up or stored.
+
+    A store that let a request wait in vain gets no other one until it answers a question of `probe`: a frozen one costs
+    the requests that met it, not those that follow.
+    """
 
     def __init__(self, discovery: Discovery, channels: Channels) -> None:
         self._discovery, self._channels = discovery, channels
         self._members: tuple[MemberInfo, ...] = ()
+        self._silent: set[str] = set()
+        self._asked = asyncio.Event()
 
     async def follow(self) -> None:
         """Keeps the snapshot current until cancelled; drops the channels of those that left."""
@@ -24,16 +46,46 @@ class Stores:
             for address in gone:
                 await self._channels.drop(address)
 
-    def home(self, first_key: bytes) -> rpc.KvStoreServiceStub | None:
+    async def probe(self) -> None:
+        """Asks silent stores until they answer or leave; until cancelled."""
+        while True:
+            await self._asked.wait()
+            self._silent &= {member.instance for member in self._members}
+            silent = [member for member in self._members if member.instance in self._silent]
+            if not silent:
+                self._asked.clear()
+                continue
+            await asyncio.gather(*(self._question(member) for member in silent), asyncio.sleep(_PROBE_S))
+
+    def home(self, first_key: bytes) -> Store | None:
         """The store of a prefix, by rendezvous over its first block key: membership changes move few prefixes."""
         if not self._members:
             return None
-        best = max(self._members, key=lambda member: blake3(member.instance.encode() + first_key).digest())
-        return self._stub(best)
+        return self._trusted(max(self._members, key=lambda each: blake3(each.instance.encode() + first_key).digest()))
 
-    def named(self, instance: str) -> rpc.KvStoreServiceStub | None:
+    def named(self, instance: str) -> Store | None:
         """The store of this name, if it is still there."""
-        return next((self._stub(member) for member in self._members if member.instance == instance), None)
+        return next((self._trusted(member) for member in self._members if member.instance == instance), None)
+
+    @contextmanager
+    def asking(self, store: Store) -> Iterator[None]:
+        """Around a call to a store: one that does not answer in time, or at all, is not asked again for now."""
+        try:
+            yield
+        except (DeadlineExceeded, Unavailable):
+            self._silent.add(store.instance)
+            self._asked.set()
+            raise
+
+    async def _question(self, member: MemberInfo) -> None:
+        try:
+            await call(self._stub(member).Info, pb.KvStoreServiceInfoRequest(), timeout_s=_PROBE_S)
+        except ServiceError:
+            return
+        self._silent.discard(member.instance)
+
+    def _trusted(self, member: MemberInfo) -> Store | None:
+        return None if member.instance in self._silent else Store(member.instance, self._stub(member))
 
     def _stub(self, member: MemberInfo) -> rpc.KvStoreServiceStub:
         return self._channels.stub(rpc.KvStoreServiceStub, member.address)

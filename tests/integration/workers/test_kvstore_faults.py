@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -73,6 +74,11 @@ async def test_a_frozen_kvstore_delays_requests_for_2_s_at_most(
             later = max(later, took_s) if known else later
         child.thaw()
         await stack.idle()
+        stores = stack.running["prefill"].servicer.worker._tools.loader._stores
+        async with asyncio.timeout(10.0):  # it answers again, so it is asked again
+            while stores._silent:  # noqa: ASYNC110 - the probe announces it to nobody
+                await asyncio.sleep(0.01)
+        await stack.restart("prefill")
+        assert (await asked(stack, oracle, PROMPTS[2]))[1] > 0
     promise(16, "frozen kvstore: the request that meets it takes", first_s, at_most=3.0, unit="s")
-    known = "each request asks it again, for kvstore_timeout_s (2 s) at most, and is then computed without"
-    promise(16, "frozen kvstore, after 2 s: slowest request", later, at_most=1.0, unit="s", reason=known)
+    promise(16, "frozen kvstore, after 2 s: slowest request", later, at_most=1.0, unit="s")
