@@ -56,7 +56,9 @@ class Belady:
         self._next = _next_uses(requests)
         self._turn = 0
         self._held: dict[int, int] = {}  # block -> next use
-        self._farthest: list[tuple[int, int, int]] = []  # heap of (-next use, -depth, block); overtaken ones are dropped
+        self._farthest: list[
+            tuple[int, int, int]
+        ] = []  # heap of (-next use, -depth, block); overtaken ones are dropped
 
     def serve(self, request: Request) -> int:
         hit = leading(request.looked_up, self._held)

@@ -1,92 +1,228 @@
-"""Eviction order: which record leaves next. Knows ages, parents and soft retention; knows no bytes."""
+"""Eviction order: which record leaves next and which is not let in. Knows ages, parents, promises; no bytes."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from services.kvstore.records import RecordId
+from services.kvstore.policy.appraiser import Appraiser
+from services.kvstore.policy.budget import Budgets, Owner
+from services.kvstore.policy.ghosts import Ghosts
+from services.kvstore.policy.retention import LONGEST_S
+from services.kvstore.policy.shelves import Shelves
+from services.kvstore.policy.traits import ALONE, Arrival, kind_of
+from services.kvstore.policy.worth import Floats
+
+K = TypeVar("K", bound=Hashable)
+GHOSTS = 65_536  # records that left and are remembered; about 150 bytes each
 
 
-@dataclass(slots=True)
-class _Node:
-    parent: RecordId | None
-    used: int
-    keep_until: float = 0.0
+@dataclass(slots=True, eq=False)
+class _Promise:
+    owner: Owner
+    size: int
+    keep_s: float
+    until_s: float
 
 
-class EvictionOrder:
-    """Least recently used first, leaves before what they continue; retained records after all others, never pinned."""
+@dataclass(slots=True, eq=False)
+class _Node(Generic[K]):
+    key: K
+    parent: K | None
+    used_s: float
+    tick: int
+    uses: int
+    arrival: int
+    kind: int
+    children: int = 0
+    promise: _Promise | None = None
 
-    def __init__(self) -> None:
-        self._nodes: dict[RecordId, _Node] = {}
-        self._children: dict[RecordId, set[RecordId]] = {}
-        self._leaves: list[tuple[int, RecordId]] = []  # heap; pairs whose age was overtaken are dropped when met
+
+class EvictionOrder(Generic[K]):
+    """Leaves only, those worth least first; promised ones after all others, never pinned.
+
+    What a record is worth is learned (`policy/worth.py`). The same calls at the same times give the same order.
+    """
+
+    def __init__(self, sample: Callable[[K], int], budgets: Budgets, idle_s: float = LONGEST_S) -> None:
+        """`sample`: an even spread number of a key, the same in every run. `idle_s`: see `expired`."""
+        self._budgets, self._idle_s = budgets, idle_s
+        self._nodes: dict[K, _Node[K]] = {}
+        self._orphans: dict[K, int] = {}  # children here of a parent that is not
+        self._plain: Shelves[_Node[K]] = Shelves(lambda tick, node: self._stands(tick, node, promised=False))
+        self._promised: Shelves[_Node[K]] = Shelves(lambda tick, node: self._stands(tick, node, promised=True))
+        self._ends: list[tuple[float, int, _Node[K]]] = []  # heap of promises by the earliest time they may end
+        self._idle: deque[tuple[float, _Node[K]]] = deque()  # by the time each was last seen used
+        self._ghosts: Ghosts[K] = Ghosts(GHOSTS)
+        self._appraiser: Appraiser[K] = Appraiser(sample, self._appraise)
         self._ticks = 0
 
-    def add(self, record: RecordId, parent: RecordId | None) -> None:
-        """Takes `record` in as the youngest. Its parent need not be here."""
-        self._nodes[record] = _Node(parent, self._tick())
-        if parent is not None:
-            self._children.setdefault(parent, set()).add(record)
-        self._offer(record)
+    def __len__(self) -> int:
+        return len(self._nodes)
 
-    def touch(self, record: RecordId) -> None:
-        """Makes `record` the youngest. Touch a prefix from its end: parents stay younger than their children."""
-        self._nodes[record].used = self._tick()
-        self._offer(record)
+    def __contains__(self, key: object) -> bool:
+        return key in self._nodes
 
-    def keep(self, record: RecordId, until: float) -> None:
-        """Prefers others for eviction until `until`; an earlier promise is never shortened."""
-        node = self._nodes[record]
-        node.keep_until = max(node.keep_until, until)
+    def add(self, key: K, parent: K | None, now: float, arrival: Arrival = ALONE) -> None:
+        """Takes `key` in. Its parent need not be here. Raises ValueError where it is here already."""
+        if key in self._nodes:
+            raise ValueError(f"{key!r} is here already")
+        uses, came = self._ghosts.recall(key, arrival)
+        self._ghosts.forget(key)
+        node = _Node(key, parent, now, self._tick(), uses, came, kind_of(uses, came), self._orphans.pop(key, 0))
+        self._nodes[key] = node
+        self._count_child(parent, 1)
+        self._idle.append((now, node))
+        self._appraiser.used(key, node.kind, now)
+        self._shelve(node, now)
 
-    def is_kept(self, record: RecordId, now: float) -> bool:
-        """Whether a promise of `keep` still holds."""
-        return self._nodes[record].keep_until > now
+    def touch(self, keys: Sequence[K], now: float) -> None:
+        """A prefix was used: `keys` from its start. Its promises start anew."""
+        for key in reversed(keys):  # parents stay younger than their children
+            node = self._nodes[key]
+            node.uses += 1
+            node.kind, node.used_s, node.tick = kind_of(node.uses, node.arrival), now, self._tick()
+            if node.promise is not None:
+                node.promise.until_s = max(node.promise.until_s, now + node.promise.keep_s)
+            self._appraiser.used(key, node.kind, now)
+            if not node.children:
+                self._shelve(node, now)
 
-    def remove(self, record: RecordId) -> None:
-        """Forgets `record`; its parent may become a leaf."""
-        parent = self._nodes.pop(record).parent
-        siblings = self._children.get(parent) if parent is not None else None
-        if parent is not None and siblings is not None:
-            siblings.discard(record)
-            if not siblings:
-                del self._children[parent]
-                self._offer(parent)
+    def remove(self, key: K, now: float) -> None:
+        """Forgets `key`, but for a ghost of it; its parent may become a leaf."""
+        node = self._nodes.pop(key)
+        self._end_promise(node)
+        self._ghosts.keep(key, node.uses, node.arrival)
+        if node.children:
+            self._orphans[key] = node.children
+        self._count_child(node.parent, -1)
+        parent = self._nodes.get(node.parent) if node.parent is not None else None
+        if parent is not None and not parent.children:
+            self._shelve(parent, now)
+        self._bound()
 
-    def coldest(self, now: float, movable: Callable[[RecordId], bool]) -> RecordId | None:
-        """The record to evict next, None if none is movable. Kept records are named only when no other is left."""
-        passed: list[tuple[int, RecordId]] = []
-        kept: RecordId | None = None
-        found: RecordId | None = None
-        while self._leaves and found is None:
-            pair = heapq.heappop(self._leaves)
-            if not self._is_current(pair):
+    def admits(self, key: K, arrival: Arrival, now: float, movable: Callable[[K], bool]) -> bool:
+        """Whether a record that is not here is worth more than the one that would leave for it.
+
+        A refusal is remembered: the next offer of the same record counts as a use.
+        """
+        coldest = self._lowest(self._plain, now, movable)
+        uses, came = self._ghosts.recall(key, arrival)
+        kind = kind_of(uses, came)
+        worth = self._plain.worth
+        if coldest is None or worth(kind, 0.0) >= worth(coldest.kind, now - coldest.used_s):
+            return True
+        self._ghosts.keep(key, uses, came)
+        self._appraiser.used(key, kind, now)
+        return False
+
+    def coldest(self, now: float, movable: Callable[[K], bool]) -> K | None:
+        """The record to evict next, None if none is movable. Promised records are named only when no other is left."""
+        self._end_promises(now)
+        node = self._lowest(self._plain, now, movable) or self._lowest(self._promised, now, movable)
+        return None if node is None else node.key
+
+    def expired(self, now: float) -> list[K]:
+        """Leaves unused for `idle_s` and promised to nobody; their parents come up in a later call."""
+        self._end_promises(now)
+        found: list[K] = []
+        while self._idle and now - self._idle[0][0] >= self._idle_s:
+            _, node = self._idle.popleft()
+            if self._nodes.get(node.key) is not node:
                 continue
-            passed.append(pair)
-            if movable(pair[1]):
-                if self.is_kept(pair[1], now):
-                    kept = kept or pair[1]
-                else:
-                    found = pair[1]
-        for pair in passed:
-            heapq.heappush(self._leaves, pair)
-        return found or kept
+            idle = now - node.used_s >= self._idle_s
+            if idle and not node.children and node.promise is None:
+                found.append(node.key)
+            self._idle.append((now if idle else node.used_s, node))
+        return found
 
-    def _is_current(self, pair: tuple[int, RecordId]) -> bool:
-        node = self._nodes.get(pair[1])
-        return node is not None and node.used == pair[0] and pair[1] not in self._children
+    def promise(self, key: K, owner: Owner, size_bytes: int, keep_s: float, now: float) -> bool:
+        """Prefers others for eviction for `keep_s` after each use; an earlier promise is never shortened.
 
-    def _offer(self, record: RecordId) -> None:
-        node = self._nodes.get(record)
-        if node is None or record in self._children:
+        False, and nothing changed, beyond the owner's budget.
+        """
+        node = self._nodes[key]
+        if node.promise is None:
+            if not self._budgets.can_promise(owner, size_bytes):
+                return False
+            self._budgets.promise(owner, size_bytes)
+            node.promise = _Promise(owner, size_bytes, keep_s, now + keep_s)
+            heapq.heappush(self._ends, (node.promise.until_s, self._tick(), node))
+            if not node.children:
+                self._shelve(node, now)
+        node.promise.keep_s = max(node.promise.keep_s, keep_s)
+        node.promise.until_s = max(node.promise.until_s, now + keep_s)
+        return True
+
+    def promised_bytes(self, now: float) -> int:
+        """Bytes of all records that a promise still protects."""
+        self._end_promises(now)
+        return self._budgets.promised
+
+    def _lowest(self, shelves: Shelves[_Node[K]], now: float, movable: Callable[[K], bool]) -> _Node[K] | None:
+        walk = shelves.ascending(now)
+        try:
+            return next((node for node in walk if movable(node.key)), None)
+        finally:
+            walk.close()
+
+    def _shelve(self, node: _Node[K], now: float) -> None:
+        if node.children:
             return
-        heapq.heappush(self._leaves, (node.used, record))
-        if len(self._leaves) > 2 * len(self._nodes) + 64:  # touches outnumber evictions: drop the overtaken pairs
-            self._leaves = [pair for pair in self._leaves if self._is_current(pair)]
-            heapq.heapify(self._leaves)
+        shelves = self._plain if node.promise is None else self._promised
+        shelves.put(node, now)
+        if len(shelves) > 2 * len(self._nodes) + 64:
+            shelves.compact()
+
+    def _stands(self, tick: int, node: _Node[K], promised: bool) -> bool:
+        here = self._nodes.get(node.key) is node
+        return here and node.tick == tick and not node.children and (node.promise is not None) == promised
+
+    def _count_child(self, parent: K | None, change: int) -> None:
+        if parent is None:
+            return
+        node = self._nodes.get(parent)
+        if node is not None:
+            node.children += change
+            return
+        count = self._orphans.get(parent, 0) + change
+        if count:
+            self._orphans[parent] = count
+        else:
+            self._orphans.pop(parent, None)
+
+    def _end_promises(self, now: float) -> None:
+        while self._ends and self._ends[0][0] <= now:
+            _, tick, node = heapq.heappop(self._ends)
+            if node.promise is None:
+                continue
+            if node.promise.until_s > now:
+                heapq.heappush(self._ends, (node.promise.until_s, tick, node))
+                continue
+            self._end_promise(node)
+            if node.key in self._nodes:
+                self._shelve(node, now)
+
+    def _bound(self) -> None:
+        """Drops what was kept of removed records where it outweighs those that are here."""
+        most = 2 * len(self._nodes) + 64
+        if len(self._idle) > most:
+            self._idle = deque(item for item in self._idle if self._nodes.get(item[1].key) is item[1])
+        if len(self._ends) > most:
+            self._ends = [item for item in self._ends if item[2].promise is not None]
+            heapq.heapify(self._ends)
+
+    def _end_promise(self, node: _Node[K]) -> None:
+        if node.promise is not None:
+            self._budgets.end(node.promise.owner, node.promise.size)
+            node.promise = None
+
+    def _appraise(self, worth: Floats) -> None:
+        self._plain.appraise(worth)
+        self._promised.appraise(worth)
 
     def _tick(self) -> int:
         self._ticks += 1

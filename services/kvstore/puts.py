@@ -13,8 +13,9 @@ from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.slabs import Writer
 from fabric.kvlink.verify import Placement
 from fabric.records import Extent, Landing
-from services.kvstore.offers import Offer, RecordOffer, needed_by
-from services.kvstore.records import Record
+from services.kvstore.offers import Offer, needed_by
+from services.kvstore.policy.traits import Arrival
+from services.kvstore.records import ROOT, Record
 from services.kvstore.tiers import Tiers
 
 
@@ -41,6 +42,7 @@ class PutSession:
         self._tiers, self._tier, self._landings = tiers, tiers.dram, landings
         self._granted = Granted((), (), None)
         self._writer = Writer.FINISHED
+        self._arrivals: dict[int, Arrival] = {}
 
     def grant(self) -> Granted:
         """Chooses what is wanted and takes a landing for it.
@@ -49,6 +51,7 @@ class PutSession:
             Exhausted: no landing memory now.
         """
         wanted = self.offer.wanted(self._tiers.has, self._most_bytes)
+        wanted = self._admitted(wanted)
         sizes = np.array([self.offer.records[index].size for index in wanted], dtype=np.int64)
         if wanted:
             landing = self._landings.grant(self.id, int(sizes.sum()))
@@ -74,7 +77,7 @@ class PutSession:
         rejected = 0
         for index, offset, extents in zip(granted.wanted, granted.offsets, records, strict=True):
             try:
-                record = await self._take(self.offer.records[index], offset, extents)
+                record = await self._take(index, offset, extents)
             except DataLoss:
                 rejected += 1
                 continue
@@ -87,8 +90,25 @@ class PutSession:
             self._landings.release(self.id, self._writer)
             self._granted = Granted((), (), None)
 
-    async def _take(self, offer: RecordOffer, offset: int, extents: Sequence[Extent]) -> Record | None:
+    def _admitted(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """All of them or none, as the policy says of the first: a prefix without its anchor would be of little use.
+
+        Over a disk everything is let in, on its way down.
+        """
+        continues = len(wanted) < len(self.offer.records) or self.offer.records[0].parent != ROOT
+        self._arrivals = {index: Arrival(len(wanted), continues, index == wanted[-1]) for index in wanted}
+        if self._tiers.nvme is not None:
+            return wanted
+        admitted = [self._admits(index) for index in wanted]
+        return wanted if admitted and admitted[0] else ()
+
+    def _admits(self, index: int) -> bool:
+        record = self.offer.records[index]
+        return self._tier.admits(record.id, record.size, self._arrivals[index])
+
+    async def _take(self, index: int, offset: int, extents: Sequence[Extent]) -> Record | None:
         """Copies one record out of the landing into the tier; its digests are checked on the copy."""
+        offer = self.offer.records[index]
         self.offer.require_places(offer, extents, offset)
         needs = needed_by(offer)
         if self._granted.landing is None or (needs is not None and not self._tiers.has(needs)):
@@ -105,4 +125,4 @@ class PutSession:
             self._tier.give(place)
             raise
         record = Record(offer.id, self.offer.identity, offer.name.tokens, offer.parent, place, offer.size, inside)
-        return record if self._tier.admit(record) else None
+        return record if self._tier.admit(record, self._arrivals[index]) else None

@@ -15,6 +15,7 @@ from fabric.kvlink.slabs import Writer
 from fabric.records import Extent, Landing
 from services.kvstore.hints import Hints
 from services.kvstore.offers import Offer, needed_by
+from services.kvstore.policy.budget import NOBODY, Owner
 from services.kvstore.puts import Committed, PutSession
 from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind
 from services.kvstore.telemetry import StoreMetrics
@@ -152,10 +153,9 @@ class Store:
             self.retain(keys, session.offer.keep_s, self.tier.capacity)
         return committed
 
-    def retain(self, keys: Sequence[bytes], keep_s: float, budget_bytes: int) -> tuple[int, int]:
-        """Softly protects records from eviction, at most half of the tier at a time. Returns how many, and bytes."""
-        room = self.tier.capacity // 2 - self.tier.kept_bytes()
-        return self.tier.retain(keys, keep_s, min(budget_bytes, max(room, 0)))
+    def retain(self, keys: Sequence[bytes], keep_s: float, budget_bytes: int, owner: Owner = NOBODY) -> tuple[int, int]:
+        """Softly protects records from eviction, within the budgets of the tier. Returns how many, and bytes."""
+        return self.tier.retain(keys, keep_s, budget_bytes, owner)
 
     def _parents(self, offer: Offer) -> list[Record]:
         """Records here that the offer continues: they must not be evicted to make room for it."""

@@ -14,6 +14,8 @@ from fabric.kvlink.verify import digest
 from fabric.records import Extent
 from services.kvstore.eviction import EvictionOrder
 from services.kvstore.memory import SlabAllocator
+from services.kvstore.policy.budget import Budgets, Owner
+from services.kvstore.policy.traits import ALONE, Arrival
 from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind
 
 Bytes = npt.NDArray[np.uint8]
@@ -35,7 +37,8 @@ class DramTier:
         self.memory: Bytes = np.zeros(self._slab.capacity, dtype=np.uint8)
         self._clock = clock
         self._records: dict[RecordId, Record] = {}
-        self._order = EvictionOrder()
+        budgets = Budgets(self.capacity // 2, self.capacity // 2)  # promises never fill the tier
+        self._order: EvictionOrder[RecordId] = EvictionOrder(_sample, budgets)
         self._pins: Counter[int] = Counter()
         self._doomed: set[int] = set()
         self.evicted: Callable[[Record], None] = lambda record: None
@@ -61,11 +64,6 @@ class DramTier:
         """The record of this name, whatever tokens it stands for."""
         return self._records.get(record)
 
-    def kept_bytes(self) -> int:
-        """Bytes of records that a promise of `retain` still protects."""
-        now = self._clock()
-        return sum(record.size for name, record in self._records.items() if self._order.is_kept(name, now))
-
     def lookup(self, names: Sequence[BlockName], identity: Identity) -> Held:
         """Leading blocks held, and up to which anchor."""
         blocks = anchored = 0
@@ -83,8 +81,7 @@ class DramTier:
         records = [record for record in found[: found.index(None) if None in found else None] if record is not None]
         last = self.find(RecordKind.ANCHOR, names[-1], identity) if anchor and len(records) == len(names) else None
         records += [last] if last is not None else []
-        for record in reversed(records):
-            self._order.touch(record.id)
+        self._order.touch([record.id for record in records], self._clock())
         return records
 
     def is_intact(self, record: Record) -> bool:
@@ -97,12 +94,19 @@ class DramTier:
             start = record.offset + extent.offset
             yield extent, self.memory[start : start + extent.size]
 
+    def admits(self, record: RecordId, size_bytes: int, arrival: Arrival) -> bool:
+        """Whether there is room for a record that is not here, or something here is worth less than it."""
+        if self._slab.used + size_bytes <= self.capacity:
+            return True
+        return self._order.admits(record, arrival, self._clock(), self._is_movable)
+
     def take(self, size_bytes: int) -> int | None:
         """Offset of room for one record, evicting as needed; None if even that does not make room."""
         if size_bytes > self.capacity:
             return None
+        self._drop_expired()
         while (offset := self._slab.take(size_bytes)) is None:
-            coldest = self._order.coldest(self._clock(), lambda record: not self._pins[self._records[record].offset])
+            coldest = self._order.coldest(self._clock(), self._is_movable)
             if coldest is None:
                 return None
             self.drop(self._records[coldest])
@@ -112,13 +116,13 @@ class DramTier:
         """Gives back room that was taken and not admitted."""
         self._slab.give(offset)
 
-    def admit(self, record: Record) -> bool:
+    def admit(self, record: Record, arrival: Arrival = ALONE) -> bool:
         """Makes a verified record visible. False, and its room given back, where another one has its name."""
         if record.id in self._records:
             self._slab.give(record.offset)
             return False
         self._records[record.id] = record
-        self._order.add(record.id, record.parent_id)
+        self._order.add(record.id, record.parent_id, self._clock(), arrival)
         return True
 
     def drop(self, record: Record) -> None:
@@ -126,7 +130,7 @@ class DramTier:
         if self._records.get(record.id) is not record:
             return
         del self._records[record.id]
-        self._order.remove(record.id)
+        self._order.remove(record.id, self._clock())
         if self._pins[record.offset]:
             self._doomed.add(record.offset)
         else:
@@ -144,15 +148,26 @@ class DramTier:
             for offset in offsets:
                 self._unpin(offset)
 
-    def retain(self, keys: Iterable[bytes], keep_s: float, budget_bytes: int) -> tuple[int, int]:
-        """Prefers others for eviction for `keep_s`, up to `budget_bytes`. Returns records and bytes retained."""
-        until, count, total = self._clock() + keep_s, 0, 0
+    def retain(self, keys: Iterable[bytes], keep_s: float, budget_bytes: int, owner: Owner) -> tuple[int, int]:
+        """Prefers others for eviction for `keep_s` after each use. Returns records and bytes retained.
+
+        Stops short of `budget_bytes` for this call, of the owner's budget and of half of the tier for all owners.
+        """
+        now, count, total = self._clock(), 0, 0
         for record in (self._records.get(RecordId(kind, key)) for key in keys for kind in RecordKind):
             if record is None or total + record.size > budget_bytes:
                 continue
-            self._order.keep(record.id, until)
-            count, total = count + 1, total + record.size
+            if self._order.promise(record.id, owner, record.size, keep_s, now):
+                count, total = count + 1, total + record.size
         return count, total
+
+    def _is_movable(self, record: RecordId) -> bool:
+        return not self._pins[self._records[record].offset]
+
+    def _drop_expired(self) -> None:
+        for record in self._order.expired(self._clock()):
+            if self._is_movable(record):
+                self.drop(self._records[record])
 
     def _unpin(self, offset: int) -> None:
         self._pins[offset] -= 1
@@ -161,3 +176,8 @@ class DramTier:
             if offset in self._doomed:
                 self._doomed.remove(offset)
                 self._slab.give(offset)
+
+
+def _sample(record: RecordId) -> int:
+    """Keys are keyed hashes: any two bytes of one are spread evenly."""
+    return int.from_bytes(record.key[:2], "little")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import xxhash
 
 from fabric.records import Extent
+from services.kvstore.policy.budget import NOBODY
 from services.kvstore.records import ROOT, BlockName, Identity, Record, RecordId, RecordKind
 from services.kvstore.tier import DramTier
 
@@ -81,11 +82,11 @@ def test_retained_records_leave_last_but_never_wedge_the_store() -> None:
     clock = Clock()
     tier = DramTier(2 * SIZE, clock)
     chain(tier, 1)
-    assert tier.retain([name(1).key], keep_s=60, budget_bytes=SIZE) == (1, SIZE)
+    assert tier.retain([name(1).key], keep_s=60, budget_bytes=SIZE, owner=NOBODY) == (1, SIZE)
     chain(tier, 2)
     store(tier, 3)
     assert tier.lookup([name(1)], IDENTITY).blocks == 1  # 2 left although 1 is older
-    tier.retain([name(3).key], keep_s=60, budget_bytes=SIZE)
+    tier.retain([name(3).key], keep_s=60, budget_bytes=SIZE, owner=NOBODY)
     store(tier, 4)
     assert len(tier) == 2  # all were retained, and there was room nevertheless
 
@@ -95,7 +96,7 @@ def test_retention_ends_with_its_time_and_stops_at_its_budget() -> None:
     tier = DramTier(2 * SIZE, clock)
     chain(tier, 1)
     store(tier, 2)
-    assert tier.retain([name(1).key, name(2).key], keep_s=60, budget_bytes=SIZE) == (1, SIZE)
+    assert tier.retain([name(1).key, name(2).key], keep_s=60, budget_bytes=SIZE, owner=NOBODY) == (1, SIZE)
     clock.now = 61.0
     store(tier, 3)
     assert tier.lookup([name(1)], IDENTITY).blocks == 0
