@@ -29,6 +29,7 @@ from fabric.kvlink.link import Bytes, Link, Region, Write
 from fabric.kvlink.plan import lay_out, write_to
 from fabric.kvlink.verify import Placement, digest
 from fabric.records import Extent, Landing
+from kernels.host.sealed_copy import copy_sealed
 
 NANO = Path(__file__).parents[1] / "models" / "nano" / "config.json"
 PUSH_BAR = 0.70  # of the bare rate, for the nano prompt
@@ -153,7 +154,7 @@ def target(pipe: Connection, nbytes: int) -> None:
 
 async def _target(pipe: Connection, nbytes: int) -> None:
     link = open_link("ucx://", "bench-target", 1)
-    pool = LandingPool(link, nbytes)
+    pool = LandingPool(link, nbytes, kernel=copy_sealed)
     pipe.send(pool.grant("bench", nbytes))
     loop = asyncio.get_running_loop()
     while (order := await loop.run_in_executor(None, pipe.recv)) is not None:
