@@ -81,13 +81,16 @@ class EvictionOrder(Generic[K]):
 
     def touch(self, keys: Sequence[K], now: float) -> None:
         """A prefix was used: `keys` from its start. Its promises start anew."""
+        nodes, learn = self._nodes, self._appraiser.used
         for key in reversed(keys):  # parents stay younger than their children
-            node = self._nodes[key]
-            node.uses += 1
-            node.kind, node.used_s, node.tick = kind_of(node.uses, node.arrival), now, self._tick()
+            node = nodes[key]
+            node.uses = uses = node.uses + 1
+            node.kind = kind = kind_of(uses, node.arrival)
+            self._ticks = node.tick = self._ticks + 1
+            node.used_s = now
             if node.promise is not None:
                 node.promise.until_s = max(node.promise.until_s, now + node.promise.keep_s)
-            self._appraiser.used(key, node.kind, now)
+            learn(key, kind, now)
             if not node.children:
                 self._shelve(node, now)
 
@@ -115,9 +118,14 @@ class EvictionOrder(Generic[K]):
         worth = self._plain.worth
         if coldest is None or worth(kind, 0.0) >= worth(coldest.kind, now - coldest.used_s):
             return True
-        self._ghosts.keep(key, uses, came)
-        self._appraiser.used(key, kind, now)
+        self.refuse(key, arrival, now)
         return False
+
+    def refuse(self, key: K, arrival: Arrival, now: float) -> None:
+        """Remembers a record that is not let in, for what it continues was not: its next offer counts as a use."""
+        uses, came = self._ghosts.recall(key, arrival)
+        self._ghosts.keep(key, uses, came)
+        self._appraiser.used(key, kind_of(uses, came), now)
 
     def coldest(self, now: float, movable: Callable[[K], bool]) -> K | None:
         """The record to evict next, None if none is movable. Promised records are named only when no other is left."""

@@ -15,9 +15,9 @@ from services.kvstore.policy.worth import Floats, chances, worths
 
 K = TypeVar("K", bound=Hashable)
 EVENTS = 131_072  # uses remembered; about 100 bytes each
-RECENT = 16_384  # uses that make up the present
+RECENT = 32_768  # uses that make up the present
 HORIZON_S = 3600.0  # uses are remembered this long at least, of fewer keys if need be
-_FIRST, _EVERY = 256, 2_048  # uses between appraisals: often while little is known
+_FIRST, _EVERY = 256, 4_096  # uses between appraisals: often while little is known
 
 
 class Appraiser(Generic[K]):
@@ -31,8 +31,7 @@ class Appraiser(Generic[K]):
 
     def used(self, key: K, kind: int, now: float) -> None:
         """A block was used or offered, and is of `kind` from now on."""
-        self._monitor.used(key, kind, now)
-        seen = self._monitor.seen
+        seen = self._monitor.used(key, kind, now)
         if seen >= self._due:
             self._due = seen + min(_EVERY, max(_FIRST, seen // 4))
             self._appraise(now)

@@ -9,9 +9,9 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from services.kvstore.policy.ages import BINS
+from services.kvstore.policy.ages import BINS, age_bins
 from services.kvstore.policy.traits import KINDS
-from services.kvstore.policy.worth import Floats, by_age
+from services.kvstore.policy.worth import Floats
 
 K = TypeVar("K", bound=Hashable)
 _UNUSED = -1.0
@@ -32,22 +32,26 @@ class ReuseMonitor(Generic[K]):
         self._times, self._kinds = array("d"), array("B")
         self._gaps = array("d")  # seconds until the next use
         self._latest: dict[K, int] = {}
-        self._next = 0
-        self.seen = 0  # events taken since the start
+        self._next = self._seen = 0
 
-    def used(self, key: K, kind: int, now: float) -> None:
-        """A block was used, or offered for the first time; from now on it is of `kind`."""
-        if self._sample(key) & self._mask:
-            return
-        if len(self._keys) == self._size and now - self._times[self._next] < self._horizon_s:
+    def used(self, key: K, kind: int, now: float) -> int:
+        """A block was used, or offered for the first time; from now on it is of `kind`. Returns events taken so far."""
+        if self._mask and self._sample(key) & self._mask:
+            return self._seen
+        if self._is_short(now):
             self._thin()
             if self._sample(key) & self._mask:
-                return
+                return self._seen
         at = self._latest.get(key)
         if at is not None:
             self._gaps[at] = max(now - self._times[at], 0.0)
         self._write(key, kind, now, _UNUSED)
-        self.seen += 1
+        self._seen += 1
+        return self._seen
+
+    def _is_short(self, now: float) -> bool:
+        """Whether the ring is about to overwrite what is younger than the horizon."""
+        return len(self._keys) == self._size and now - self._times[self._next] < self._horizon_s
 
     def uses(self, now: float) -> tuple[Floats, Floats]:
         """How many blocks were used lately in each bin of age, and how many were that old unused; both `[KINDS, BINS]`.
@@ -61,9 +65,9 @@ class ReuseMonitor(Generic[K]):
         lately = times + lived >= since
         times, used, lived = times[lately], used[lately], lived[lately]
         rows = np.frombuffer(self._kinds, np.uint8)[lately] * np.intp(BINS)
-        entered = _tally(rows + by_age(np.maximum(since - times, 0.0)))
-        left = _tally(rows + by_age(lived))
-        ended = _tally((rows + by_age(lived))[used])
+        entered = _tally(rows + age_bins(np.maximum(since - times, 0.0)))
+        cells = rows + age_bins(lived)
+        left, ended = _tally(cells), _tally(cells[used])
         reached = entered.cumsum(axis=1) - left.cumsum(axis=1) + left
         return ended, reached - (left - ended) / 2  # those whose age ends inside the bin were at risk for half of it
 

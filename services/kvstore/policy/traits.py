@@ -26,6 +26,7 @@ class Arrival:
 
 
 ALONE = Arrival(1)
+_USED = [ARRIVALS - 1 + bisect_right(_USES, uses) for uses in range(_USES[-1] + 1)]
 
 
 def kind_of(uses: int, arrival: int) -> int:
@@ -33,4 +34,4 @@ def kind_of(uses: int, arrival: int) -> int:
 
     How it came stops to matter with the first use: finer kinds were measured to be seen too rarely to be learned.
     """
-    return arrival if uses == 0 else ARRIVALS - 1 + bisect_right(_USES, uses)
+    return arrival if uses == 0 else _USED[min(uses, _USES[-1])]

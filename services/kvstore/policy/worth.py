@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from services.kvstore.policy.ages import BINS, LOWER, WIDTHS
+from services.kvstore.policy.ages import BINS, WIDTHS
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,8 +48,3 @@ def worths(chance: Floats) -> Floats:
             alive -= hit
             best[:, start] = np.maximum(best[:, start], earned / room)
     return best
-
-
-def by_age(ages: Floats) -> npt.NDArray[np.intp]:
-    """The bin of each age in seconds."""
-    return np.searchsorted(LOWER, ages, side="right") - 1
