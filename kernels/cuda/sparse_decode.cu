@@ -19,6 +19,7 @@ constexpr int CHUNK = TILE * 128;  // bytes of 64 rows of 64 channels: the unit 
 constexpr int KEYS = HEADS * WIDTH * 2, WEIGHTS = KEYS + 2 * TILE * WIDTH * 2, STATE = WEIGHTS + HEADS * TILE * 2;
 constexpr int FULL = 0, FREE = 16, VALID = 32, FACTOR = 64, TOTAL = 64 + 4 * HEADS;  // offsets in the state
 constexpr int PRODUCERS = 256;
+constexpr float LAG = 8;
 // Where dynamic shared memory starts: a constant, so that operands of products are constants as well.
 constexpr u32 shared = 1024;
 
@@ -202,6 +203,11 @@ __device__ __forceinline__ u32 scale_e4m3(u32 code) {
     return times((code & 0x80) * 0x1000100 | (code & 0x7f) * 0x100010, 0x7b807b80);
 }
 
+// Of one key; `record` is null where an index names nothing. V4 keeps scales apart from its rows.
+struct Place {
+    const u8 *record, *scale;
+};
+
 // What one of the four threads of a key holds between loading and laying down.
 template <int KIND> struct Record {
     static constexpr bool rope = KIND == V4 || KIND == V32;
@@ -213,40 +219,43 @@ template <int KIND> struct Record {
     u32 plain[rope ? 8 : 1];
     u32 scales[scale_words];
 
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int i = 0; i < groups; i++)
-#pragma unroll
-            for (int j = 0; j < words; j++) codes[i][j] = 0;
-#pragma unroll
-        for (int j = 0; j < (rope ? 8 : 1); j++) plain[j] = 0;
-#pragma unroll
-        for (int j = 0; j < scale_words; j++) scales[j] = 0;
+    __device__ __forceinline__ void load(const Place &place, int part) {
+        load_groups<0>(place, part);
+        load_rest(place, part);
     }
 
-    __device__ __forceinline__ void load(const Cache &cache, int slot, int part) {
-        int page = slot / cache.page_tokens, place = slot - page * cache.page_tokens;
-        const u8 *start = cache.records + page * cache.page_bytes;
-        const u8 *record = start + place * bytes;
-#pragma unroll
-        for (int i = 0; i < groups; i++) fetch<words>(record + i * 16 * words + part * 4 * words, codes[i]);
+    template <int I> __device__ __forceinline__ void load_groups(const Place &place, int part) {
+        fetch<words>(place.record, I * 16 * words + part * 4 * words, codes[I]);
+        if constexpr (I + 1 < groups) load_groups<I + 1>(place, part);
+    }
+
+    __device__ __forceinline__ void load_rest(const Place &place, int part) {
         if constexpr (rope) {
-            const u8 *at = record + (KIND == V4 ? 448 : 528) + part * 32;
-            fetch<4>(at, plain);
-            fetch<4>(at + 16, plain + 4);
+            fetch<4>(place.record, (KIND == V4 ? 448 : 528) + part * 32, plain);
+            fetch<4>(place.record, (KIND == V4 ? 464 : 544) + part * 32, plain + 4);
         }
-        const u8 *scale = KIND == V4 ? start + cache.page_tokens * 576 + place * 8
-                                     : record + (KIND == V41_ENTRY ? 256 : 512);
-        fetch<scale_words == 2 ? 2 : 4>(scale, scales);
-        if constexpr (scale_words == 8) fetch<4>(scale + 16, scales + 4);
+        if constexpr (KIND == V4) fetch<2>(place.scale, 0, scales);
+        else fetch<4>(place.record, KIND == V41_ENTRY ? 256 : 512, scales);
+        if constexpr (scale_words == 8) fetch<4>(place.record, 272, scales + 4);
     }
 
-    template <int WORDS> static __device__ __forceinline__ void fetch(const u8 *from, u32 *to) {
+    // Zeros where there is no record.
+    template <int WORDS> static __device__ __forceinline__ void fetch(const u8 *from, int offset, u32 *to) {
         if constexpr (WORDS == 4)
-            asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
+            asm volatile("{\n.reg .pred p;\nsetp.ne.u64 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"
+                         "mov.b32 %3, 0;\n@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
+                         : "=&r"(to[0]), "=&r"(to[1]), "=&r"(to[2]), "=&r"(to[3]) : "l"(from + offset), "l"(from));
         else
-            asm volatile("ld.global.nc.v2.b32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+            asm volatile("{\n.reg .pred p;\nsetp.ne.u64 p, %3, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
+                         "@p ld.global.nc.v2.b32 {%0, %1}, [%2];\n}\n"
+                         : "=&r"(to[0]), "=&r"(to[1]) : "l"(from + offset), "l"(from));
+    }
+
+    static __device__ __forceinline__ Place locate(const Cache &cache, int slot) {
+        if (slot < 0) return {nullptr, nullptr};
+        int page = slot / cache.page_tokens, at = slot - page * cache.page_tokens;
+        const u8 *start = cache.records + page * cache.page_bytes;
+        return {start + at * bytes, KIND == V4 ? start + cache.page_tokens * 576 + at * 8 : nullptr};
     }
 
     // Sixteen channels of group `i`: eight words of bf16.
@@ -321,15 +330,17 @@ __device__ __forceinline__ int slot_of(const Parameters &p, const Work &work, in
     return slot >= 0 && slot < cache.slots ? slot : -1;
 }
 
+__device__ __forceinline__ Place locate(const Parameters &p, const Work &work, int tile, int slot) {
+    if (EXTRA == NONE || tile < work.first) return Record<MAIN>::locate(p.cache[0], slot);
+    return Record<EXTRA ? EXTRA : MAIN>::locate(p.cache[1], slot);
+}
+
 template <int KIND>
-__device__ __forceinline__ void produce_tile(const Cache &cache, int slot, int row, int part, int turn) {
-    Record<KIND> record;
-    if (slot >= 0) record.load(cache, slot, part);
-    else record.clear();
+__device__ __forceinline__ void lay_tile(const Record<KIND> &record, bool named, int row, int part, int turn) {
     u32 lane = threadIdx.x % 32, buffer = turn % 2, state = shared + STATE;
     if (turn >= 2) barrier_wait(state + FREE + 8 * buffer, (turn / 2 - 1) & 1);
     record.lay(shared + KEYS + buffer * TILE * WIDTH * 2, row, part);
-    u32 valid = __ballot_sync(~0u, __shfl_sync(~0u, slot, lane % 8 * 4) >= 0) & 0xff;
+    u32 valid = __ballot_sync(~0u, __shfl_sync(~0u, named, lane % 8 * 4)) & 0xff;
     if (lane == 0)
         asm volatile("st.shared.u8 [%0], %1;" ::"r"(state + VALID + 8 * buffer + row / 8), "r"(valid) : "memory");
     show_to_tensor_cores();
@@ -337,15 +348,38 @@ __device__ __forceinline__ void produce_tile(const Cache &cache, int slot, int r
     if (lane == 0) barrier_arrive(state + FULL + 8 * buffer);
 }
 
-__device__ __forceinline__ void produce(const Parameters &p, const Work &work, int query) {
-    int row = (threadIdx.x - 256) / 4, part = threadIdx.x % 4;
-    int slot = slot_of(p, work, query, 0, row);
-    for (int tile = 0; tile < work.tiles; tile++) {
-        int next = slot_of(p, work, query, tile + 1, row);
-        if (EXTRA == NONE || tile < work.first) produce_tile<MAIN>(p.cache[0], slot, row, part, tile);
-        else produce_tile<EXTRA ? EXTRA : MAIN>(p.cache[1], slot, row, part, tile);
-        slot = next;
+// Tiles `tile` up to `end`, all of one kind; `place` and `slot` are of the tile and of the one behind it.
+template <int KIND>
+__device__ __forceinline__ void produce_tiles(const Parameters &p, const Work &work, Place &place, int &slot,
+                                              int query, int row, int part, int tile, int end) {
+    if (tile >= end) return;
+    Record<KIND> record;
+    record.load(place, part);
+    for (; tile < end; tile++) {
+        bool named = place.record;
+        place = locate(p, work, tile + 1, slot);
+        slot = slot_of(p, work, query, tile + 2, row);
+        lay_tile<KIND>(record, named, row, part, tile);
+        if (tile + 1 < end) record.load(place, part);
     }
+}
+
+// Indices are read two tiles ahead, records one tile ahead.
+__device__ __forceinline__ void produce(const Parameters &p, int query) {
+    int row = (threadIdx.x - 256) / 4, part = threadIdx.x % 4;
+    int main = row < p.cache[0].stride ? p.cache[0].indices[(u64)query * p.cache[0].stride + row] : -1;
+    int extra = -1;  // both before lengths are known, which saves one trip to memory
+    if (EXTRA && row < p.cache[1].stride) extra = p.cache[1].indices[(u64)query * p.cache[1].stride + row];
+    Work work(p, query);
+    bool second = EXTRA && work.first == 0;
+    int slot = second ? extra : main;
+    if (row >= (second ? work.length[1] : work.length[0]) || slot >= p.cache[second].slots) slot = -1;
+    Place place = locate(p, work, 0, slot);
+    slot = slot_of(p, work, query, 1, row);
+    constexpr int second_kind = EXTRA ? EXTRA : MAIN;
+    int middle = MAIN == second_kind ? work.tiles : work.first;
+    produce_tiles<MAIN>(p, work, place, slot, query, row, part, 0, middle);
+    if (MAIN != second_kind) produce_tiles<second_kind>(p, work, place, slot, query, row, part, middle, work.tiles);
 }
 
 template <int BUFFER> __device__ __forceinline__ void issue_scores(float (&scores)[32]) {
@@ -393,9 +427,15 @@ struct Softmax {
                 if (i / 2 % 2 == r) peak = fmaxf(peak, s[i]);
             peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
             peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
-            float base = peak == -__int_as_float(0x7f800000) ? 0.0f : peak * scale;
-            factor[r] = power(most[r] * scale - base);
-            most[r] = peak;
+            // The base follows the peak only when it falls 2**8 behind: weights stay far from overflow, and the sums
+            // of earlier tiles are seldom rescaled.
+            if ((peak - most[r]) * scale > LAG) {
+                factor[r] = power((most[r] - peak) * scale);
+                most[r] = peak;
+            } else {
+                factor[r] = 1.0f;
+            }
+            float base = most[r] == -__int_as_float(0x7f800000) ? 0.0f : most[r] * scale;
             float sum = 0;
 #pragma unroll
             for (int i = 0; i < 32; i++)
@@ -433,12 +473,18 @@ __device__ __forceinline__ void write(const Parameters &p, int query, int head, 
 }
 
 __device__ __forceinline__ void load_queries(const Parameters &p, int query, int head) {
-    for (int i = threadIdx.x; i < HEADS * WIDTH / 8; i += 256) {
-        int row = i / (WIDTH / 8), unit = i % (WIDTH / 8);
-        uint4 v = make_uint4(0, 0, 0, 0);
-        if (head + row < p.heads)
-            v = *(const uint4 *)(p.query + ((u64)query * p.heads + head + row) * WIDTH + unit * 8);
-        store16(shared + unit / 8 * CHUNK + swizzled(row, unit % 8), v.x, v.y, v.z, v.w);
+    constexpr int units = WIDTH / 8, turns = HEADS * units / 256;
+    uint4 found[turns];  // all in flight at once
+#pragma unroll
+    for (int i = 0; i < turns; i++) {
+        int at = i * 256 + threadIdx.x, row = at / units;
+        found[i] = make_uint4(0, 0, 0, 0);
+        if (head + row < p.heads) found[i] = *(const uint4 *)(p.query + ((u64)query * p.heads + head) * WIDTH + at * 8);
+    }
+#pragma unroll
+    for (int i = 0; i < turns; i++) {
+        int at = i * 256 + threadIdx.x, row = at / units, unit = at % units;
+        store16(shared + unit / 8 * CHUNK + swizzled(row, unit % 8), found[i].x, found[i].y, found[i].z, found[i].w);
     }
     show_to_tensor_cores();
     meet<1, 256>();
@@ -484,11 +530,11 @@ template <int BUFFER>
 __device__ __forceinline__ void advance(float (&output)[128], float (&scores)[32], u32 (&weights)[16],
                                         Softmax &softmax, int tile, float scale) {
     issue_values<1 - BUFFER>(output, weights);
-    barrier_wait(shared + STATE + FULL + BUFFER * 8, tile / 2 & 1);
-    issue_scores<BUFFER>(scores);
-    await_products<1>();
+    await_products<0>();
     hold(output);
     free_tile<1 - BUFFER>();
+    barrier_wait(shared + STATE + FULL + BUFFER * 8, tile / 2 & 1);
+    issue_scores<BUFFER>(scores);
     await_products<0>();
     hold(scores);
     softmax.take(scores, read_valid(shared + STATE + VALID + BUFFER * 8), scale);
@@ -591,7 +637,6 @@ extern "C" __global__ void __launch_bounds__(512, 1) sparse_decode(const __grid_
     extern __shared__ __align__(1024) u8 memory[];
     if (address_of(memory) != shared) __trap();
     int query = blockIdx.x, head = blockIdx.y * HEADS, group = threadIdx.x / 128;
-    Work work(p, query);
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -602,15 +647,15 @@ extern "C" __global__ void __launch_bounds__(512, 1) sparse_decode(const __grid_
     }
     __syncthreads();
     if (group >= 2) {
-        fewer_registers<64>();
-        produce(p, work, query);
+        fewer_registers<72>();
+        produce(p, query);
     } else if (group == 0) {
-        more_registers<224>();
+        more_registers<208>();
         load_queries(p, query, head);
-        attend(p, work, query, head);
+        attend(p, Work(p, query), query, head);
     } else {
         more_registers<160>();
         load_queries(p, query, head);
-        follow(p, work, query, head);
+        follow(p, Work(p, query), query, head);
     }
 }

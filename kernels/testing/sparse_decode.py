@@ -12,8 +12,8 @@ from kernels.reference.sparse_decode import RecordKind, SparseCache, sparse_deco
 
 # Output: weights and output are rounded to bf16 on the way (two roundings of 2**-9 each, at most).
 RELATIVE, LSE_ABSOLUTE = 6e-3, 6e-3
-# Of the root mean square of a row; a single channel may lie far from it.
-WORST = 4e-2
+# One channel: of the root mean square of its row, and of its own value (its largest key's rounding among them).
+WORST_OF_ROW, WORST_OF_VALUE = 2e-2, 2e-2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,9 +63,9 @@ def assert_case(case: Case, run: Callable[[Case], tuple[Tensor, Tensor]]) -> flo
     difference = found.to(torch.float64) - expected
     error = float(difference.norm() / expected.norm()) if bool((~empty).any()) else float(difference.norm())
     rows = expected.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-9)
-    worst = float((difference.abs() / rows).max())
-    if not (error <= RELATIVE and worst <= WORST):
-        raise AssertionError(f"relative error {error:.3g}, worst channel {worst:.3g} of its row")
+    worst = float((difference.abs() - WORST_OF_ROW * rows - WORST_OF_VALUE * expected.abs()).max())
+    if not (error <= RELATIVE and worst <= 0):
+        raise AssertionError(f"relative error {error:.3g}, one channel {worst:.3g} beyond its tolerance")
     return error
 
 
