@@ -1,0 +1,56 @@
+"""The Hopper kernel of sparse decode against float64: hostile operands, page sizes, repeats, batches and graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.cuda.sparse_decode import PAIRS
+from kernels.cuda.sparse_decode import sparse_decode as launch
+from kernels.reference.sparse_decode import RecordKind, SparseCache
+from kernels.testing.sparse_decode import Case, assert_case, make_case
+
+PAGES = (1, 2, 61, 64, 576)
+_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not _HOPPER, reason="needs a Hopper GPU")]
+
+
+def run_kernel(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    output, lse = case.outputs()
+    launch(case.query, case.main, case.extra, case.sink, case.scale, output, lse)
+    return output, lse
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("kinds", PAIRS)
+def test_kernel_equals_float64_on_a_gpu(kinds: tuple[RecordKind, RecordKind | None], page: int) -> None:
+    shapes = [(1, 64, (64, 64)), (5, 16, (200, 130)), (7, 128, (129, 640)), (4, 70, (1, 65)), (321, 64, (63, 1))]
+    for queries, heads, counts in shapes:
+        for hostile in (False, True):
+            seed = queries + page
+            case = make_case(
+                kinds, queries, heads, counts, 2_000, page, torch.device("cuda"), seed, hostile, heads > 16
+            )
+            assert_case(case, run_kernel)
+
+
+def test_kernel_has_the_same_bits_alone_in_a_batch_and_from_a_graph() -> None:
+    case = make_case(PAIRS[4], 40, 64, (128, 512), 4_000, 64, torch.device("cuda"), 5, hostile=True)
+    output, lse = run_kernel(case)
+
+    def only(cache: SparseCache, row: int) -> SparseCache:
+        return replace(cache, indices=cache.indices[row : row + 1], lengths=cache.lengths[row : row + 1])
+
+    for row in (0, 17, 39):
+        extra = only(case.extra, row) if case.extra else None
+        alone = Case(case.query[row : row + 1], only(case.main, row), extra, case.sink, case.scale)
+        assert torch.equal(run_kernel(alone)[0][0], output[row])
+    replayed, replayed_lse = case.outputs()
+    graph, held = torch.cuda.CUDAGraph(), torch.cuda.memory_allocated()
+    with torch.cuda.graph(graph):
+        launch(case.query, case.main, case.extra, case.sink, case.scale, replayed, replayed_lse)
+    assert torch.cuda.memory_allocated() == held
+    graph.replay()
+    assert torch.equal(replayed, output) and torch.equal(replayed_lse, lse)
