@@ -13,6 +13,7 @@ from fabric.records import Extent
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import kvstore_pb2 as pb
 from services.kvstore.offers import KEY_BYTES, MAX_RECORDS, Offer, RecordOffer
+from services.kvstore.policy.retention import KEEP_S, RetentionClass
 from services.kvstore.puts import Granted
 from services.kvstore.records import BlockName, Identity, RecordId, RecordKind
 from services.kvstore.store import Served
@@ -20,13 +21,12 @@ from services.worker.layouts import unpack_layout
 
 MAX_BLOCKS = 16_384
 MAX_BLOCK_TOKENS = 4096
-_HOUR_S = 3600.0
 _KINDS = {pb.RECORD_KIND_BLOCK: RecordKind.BLOCK, pb.RECORD_KIND_ANCHOR: RecordKind.ANCHOR}
 # How long records of a class are softly kept where the caller does not say.
 CLASS_KEEP_S = {
-    pb.RETENTION_CLASS_DEFAULT: 72 * _HOUR_S,
-    pb.RETENTION_CLASS_CHAT: 7 * 24 * _HOUR_S,
-    pb.RETENTION_CLASS_AGENT: 3 * 24 * _HOUR_S,
+    pb.RETENTION_CLASS_DEFAULT: KEEP_S[RetentionClass.DEFAULT],
+    pb.RETENTION_CLASS_CHAT: KEEP_S[RetentionClass.CHAT],
+    pb.RETENTION_CLASS_AGENT: KEEP_S[RetentionClass.AGENT],
 }
 
 

@@ -32,4 +32,5 @@ def age_bin(age_s: float) -> int:
 def age_bins(ages_s: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
     """The bin of each age; within rounding of an edge it may be the neighbour of what `age_bin` says."""
     steps = np.log(np.maximum(ages_s, _FIRST_S * 0.9) / _FIRST_S) / np.log(_GROWTH)
-    return np.minimum(np.floor(steps + 1.0 + _ROUNDING), BINS - 1).astype(np.intp)
+    bins: npt.NDArray[np.intp] = np.minimum(np.floor(steps + 1.0 + _ROUNDING), BINS - 1).astype(np.intp)
+    return bins

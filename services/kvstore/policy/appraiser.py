@@ -17,7 +17,7 @@ K = TypeVar("K", bound=Hashable)
 EVENTS = 131_072  # uses remembered; about 100 bytes each
 RECENT = 32_768  # uses that make up the present
 HORIZON_S = 3600.0  # uses are remembered this long at least, of fewer keys if need be
-_FIRST, _EVERY = 256, 4_096  # uses between appraisals: often while little is known
+_FIRST, _EVERY = 256, 2_048  # uses between appraisals: often while little is known
 
 
 class Appraiser(Generic[K]):

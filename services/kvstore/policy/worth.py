@@ -37,14 +37,13 @@ def _lean(uses: Floats, seen: Floats, prior: Floats | np.float64, weight: float)
 
 def worths(chance: Floats) -> Floats:
     """Hits per second of room that a block of each kind and age is worth, `[kinds, bins]` for chances of that shape."""
-    best = np.zeros_like(chance)
-    for start in range(BINS):
-        alive = np.ones(len(chance))
-        earned, room = np.zeros(len(chance)), np.zeros(len(chance))
-        for bin_ in range(start, BINS):
-            hit = alive * chance[:, bin_]
-            earned += hit
-            room += (alive - hit / 2) * WIDTHS[bin_]
-            alive -= hit
-            best[:, start] = np.maximum(best[:, start], earned / room)
-    return best
+    shape = (BINS, len(chance))  # a row for each age to start from
+    alive, earned, room, best = np.ones(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    for bin_ in range(BINS):
+        started = slice(0, bin_ + 1)
+        hit = alive[started] * chance[:, bin_]
+        earned[started] += hit
+        room[started] += (alive[started] - hit / 2) * WIDTHS[bin_]
+        alive[started] -= hit
+        best[started] = np.maximum(best[started], earned[started] / room[started])
+    return best.T.copy()
