@@ -14,7 +14,7 @@ from services.kvstore.policy.ages import BINS, WIDTHS
 
 Floats = npt.NDArray[np.float64]
 
-_PRIOR_REUSE = 0.2  # chance of a use within one bin while nothing is known: worth then falls with age alone, as in LRU
+_PRIOR_REUSE = 0.02  # chance of a use within one bin while nothing is known: worth then falls with age alone, as in LRU
 _PRIOR_SEEN = 2.0  # blocks that the prior counts as
 _SHARED_SEEN = 30.0  # blocks that a wider group counts as, against what its part showed
 
