@@ -11,9 +11,11 @@ from torch import Tensor
 from kernels.reference.sparse_decode import RecordKind, SparseCache, sparse_decode
 
 # Output: weights and output are rounded to bf16 on the way (two roundings of 2**-9 each, at most).
-RELATIVE, LSE_ABSOLUTE = 6e-3, 6e-3
+RELATIVE, LSE_ABSOLUTE = 6e-3, 2e-3
+# V3.2's keys times fp32 scales do not fit bf16: their scores are rounded as well.
+LSE_ROUNDED_KEYS = 2e-2
 # One channel: of the root mean square of its row, and of its own value (its largest key's rounding among them).
-WORST_OF_ROW, WORST_OF_VALUE = 2e-2, 2e-2
+WORST_OF_ROW, WORST_OF_VALUE = 4e-2, 2e-2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +60,8 @@ def assert_case(case: Case, run: Callable[[Case], tuple[Tensor, Tensor]]) -> flo
     if not torch.equal(lse == torch.inf, empty) or bool((found[empty] != 0).any()):
         raise AssertionError("a query that names nothing must have output 0 and lse +inf")
     off = (lse - expected_lse)[~empty].abs()
-    if off.numel() and not float(off.max()) <= LSE_ABSOLUTE:
+    most = LSE_ROUNDED_KEYS if case.main.kind is RecordKind.V32 else LSE_ABSOLUTE
+    if off.numel() and not float(off.max()) <= most:
         raise AssertionError(f"lse is off by {float(off.max()):.3g}")
     difference = found.to(torch.float64) - expected
     error = float(difference.norm() / expected.norm()) if bool((~empty).any()) else float(difference.norm())
