@@ -47,16 +47,18 @@ def load(cubin: bytes, name: str, threads: int, shared_bytes: int) -> Kernel:
     return Kernel(handle, threads, shared_bytes)
 
 
-def compile_cubin(source: str, architecture: str, defines: Mapping[str, int]) -> tuple[bytes, str]:
+def compile_cubin(source: Path, architecture: str, defines: Mapping[str, int]) -> tuple[bytes, str]:
     """Machine code for `architecture` (sm_90a) and the compiler's log with registers and spills. Needs no GPU.
+
+    `source` may include what lies beside it.
 
     Raises KernelError with the compiler's words where the source does not compile.
     """
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
-    options = [f"--gpu-architecture={architecture}", "--std=c++17", "--ptxas-options=-v"]
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", "--ptxas-options=-v", f"-I{source.parent}"]
     options += [f"-D{name}={value}" for name, value in defines.items()]
     given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    code = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
+    code = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), b"kernel.cu", 0, None, None)
     _expect(code, "starting the compiler")
     try:
         code = nvrtc.nvrtcCompileProgram(program, len(options), given)

@@ -57,9 +57,8 @@ def sparse_decode(
 
 def compile_for(main: RecordKind, extra: RecordKind | None, architecture: str = "sm_90a") -> tuple[bytes, str]:
     """Machine code of one variant and the compiler's report; needs no GPU."""
-    source = Path(__file__).with_suffix(".cu").read_text(encoding="utf-8")
     defines = {"MAIN": _CODES[main], "EXTRA": _CODES[extra] if extra else 0, "WIDTH": main.width}
-    return compile_cubin(source, architecture, defines)
+    return compile_cubin(Path(__file__).with_suffix(".cu"), architecture, defines)
 
 
 def shared_bytes(width: int) -> int:

@@ -1,0 +1,120 @@
+// Records of FP8 and FP4 read from pages and laid down as bf16 tiles; formats: kernels/reference/sparse_decode.py.
+
+// Codes into bf16, two to a word. Their bits are moved to where bf16 keeps sign, exponent and mantissa; the difference
+// of the exponents' biases (120 for E4M3, 126 for E2M1) is multiplied in, which is exact for subnormal codes as well.
+__device__ __forceinline__ void from_e4m3(u32 codes, u32 &low, u32 &high) {
+    u32 a = __byte_perm(codes, 0, 0x1404), b = __byte_perm(codes, 0, 0x3424);
+    low = times((a & 0x80008000) | ((a & 0x7f007f00) >> 4), 0x7b807b80);
+    high = times((b & 0x80008000) | ((b & 0x7f007f00) >> 4), 0x7b807b80);
+}
+
+template <int BYTE> __device__ __forceinline__ u32 from_e2m1(u32 codes) {
+    u32 a = __byte_perm(codes << 4, codes, ((4 + BYTE) << 12) | (BYTE << 4));
+    return times((a & 0x80008000) | ((a & 0x70007000) >> 6), 0x7e807e80);
+}
+
+__device__ __forceinline__ u32 scale_e8m0(u32 code) { return (code ? code << 7 : 0x40) * 0x10001; }
+__device__ __forceinline__ u32 scale_e4m3(u32 code) {
+    return times((code & 0x80) * 0x1000100 | (code & 0x7f) * 0x100010, 0x7b807b80);
+}
+
+// Of one key; `record` is null where an index names nothing. V4 keeps scales apart from its rows.
+struct Place {
+    const u8 *record, *scale;
+};
+
+// What one of the four threads of a key holds between loading and laying down.
+template <int KIND> struct Record {
+    static constexpr bool rope = KIND == V4 || KIND == V32;
+    static constexpr int groups = KIND == V4 ? 7 : 8;
+    static constexpr int words = KIND == V41_ENTRY ? 2 : 4;  // of codes, for each group of 64 channels
+    static constexpr int bytes = KIND == V4 ? 576 : KIND == V32 ? 656 : KIND == V41_WINDOW ? 528 : 288;
+    static constexpr int scale_words = KIND == V4 ? 2 : KIND == V41_ENTRY ? 8 : 4;
+    u32 codes[groups][words];
+    u32 plain[rope ? 8 : 1];
+    u32 scales[scale_words];
+
+    __device__ __forceinline__ void load(const Place &place, int part) {
+        load_groups<0>(place, part);
+        load_rest(place, part);
+    }
+
+    template <int I> __device__ __forceinline__ void load_groups(const Place &place, int part) {
+        fetch<words>(place.record, I * 16 * words + part * 4 * words, codes[I]);
+        if constexpr (I + 1 < groups) load_groups<I + 1>(place, part);
+    }
+
+    __device__ __forceinline__ void load_rest(const Place &place, int part) {
+        if constexpr (rope) {
+            fetch<4>(place.record, (KIND == V4 ? 448 : 528) + part * 32, plain);
+            fetch<4>(place.record, (KIND == V4 ? 464 : 544) + part * 32, plain + 4);
+        }
+        if constexpr (KIND == V4) fetch<2>(place.scale, 0, scales);
+        else fetch<4>(place.record, KIND == V41_ENTRY ? 256 : 512, scales);
+        if constexpr (scale_words == 8) fetch<4>(place.record, 272, scales + 4);
+    }
+
+    // Zeros where there is no record.
+    template <int WORDS> static __device__ __forceinline__ void fetch(const u8 *from, int offset, u32 *to) {
+        if constexpr (WORDS == 4)
+            asm volatile("{\n.reg .pred p;\nsetp.ne.u64 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"
+                         "mov.b32 %3, 0;\n@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
+                         : "=&r"(to[0]), "=&r"(to[1]), "=&r"(to[2]), "=&r"(to[3]) : "l"(from + offset), "l"(from));
+        else
+            asm volatile("{\n.reg .pred p;\nsetp.ne.u64 p, %3, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
+                         "@p ld.global.nc.v2.b32 {%0, %1}, [%2];\n}\n"
+                         : "=&r"(to[0]), "=&r"(to[1]) : "l"(from + offset), "l"(from));
+    }
+
+    static __device__ __forceinline__ Place locate(const Cache &cache, int slot) {
+        if (slot < 0) return {nullptr, nullptr};
+        int page = slot / cache.page_tokens, at = slot - page * cache.page_tokens;
+        const u8 *start = cache.records + page * cache.page_bytes;
+        return {start + at * bytes, KIND == V4 ? start + cache.page_tokens * 576 + at * 8 : nullptr};
+    }
+
+    // Sixteen channels of group `i`: eight words of bf16.
+    template <int I> __device__ __forceinline__ void decode(int part, u32 (&out)[8]) const {
+        if constexpr (KIND == V41_ENTRY) {
+            out[0] = from_e2m1<0>(codes[I][0]), out[1] = from_e2m1<1>(codes[I][0]);
+            out[2] = from_e2m1<2>(codes[I][0]), out[3] = from_e2m1<3>(codes[I][0]);
+            out[4] = from_e2m1<0>(codes[I][1]), out[5] = from_e2m1<1>(codes[I][1]);
+            out[6] = from_e2m1<2>(codes[I][1]), out[7] = from_e2m1<3>(codes[I][1]);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 4; j++) from_e4m3(codes[I][j], out[2 * j], out[2 * j + 1]);
+        }
+        if constexpr (KIND == V32) {  // an fp32 scale as the sum of two bf16: the product is rounded once
+            float scale = __uint_as_float(scales[I / 2]);
+            u32 most = pair(scale, scale);
+            float rest = scale - __uint_as_float(most << 16);
+            u32 least = pair(rest, rest);
+#pragma unroll
+            for (int j = 0; j < 8; j++) out[j] = times_plus(out[j], most, times(out[j], least));
+        } else {
+            u32 scale;
+            if constexpr (KIND == V4) scale = scale_e8m0(scales[I / 4] >> (I % 4 * 8) & 0xff);
+            if constexpr (KIND == V41_WINDOW) scale = scale_e8m0(scales[I / 2] >> (I % 2 * 16 + part / 2 * 8) & 0xff);
+            if constexpr (KIND == V41_ENTRY) scale = scale_e4m3(scales[I] >> (part * 8) & 0xff);
+#pragma unroll
+            for (int j = 0; j < 8; j++) out[j] = times(out[j], scale);
+        }
+    }
+
+    template <int I> __device__ __forceinline__ void lay_groups(u32 tile, int row, int part) const {
+        u32 out[8];
+        decode<I>(part, out);
+        store16(tile + I * CHUNK + swizzled(row, 2 * part), out[0], out[1], out[2], out[3]);
+        store16(tile + I * CHUNK + swizzled(row, 2 * part + 1), out[4], out[5], out[6], out[7]);
+        if constexpr (I + 1 < groups) lay_groups<I + 1>(tile, row, part);
+    }
+
+    __device__ __forceinline__ void lay(u32 tile, int row, int part) const {
+        lay_groups<0>(tile, row, part);
+        if constexpr (rope) {
+            u32 chunk = tile + groups * CHUNK;
+            store16(chunk + swizzled(row, 2 * part), plain[0], plain[1], plain[2], plain[3]);
+            store16(chunk + swizzled(row, 2 * part + 1), plain[4], plain[5], plain[6], plain[7]);
+        }
+    }
+};
