@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 
 from blake3 import blake3
 
@@ -136,7 +137,7 @@ class Layout:
     @property
     def fingerprint(self) -> str:
         """BLAKE3 (hex) of the layout's canonical JSON: two engines exchange records only when it is equal."""
-        return _digest(asdict(self))
+        return _fingerprint(self)
 
     @property
     def records_fingerprint(self) -> str:
@@ -144,7 +145,7 @@ class Layout:
 
         What can be rolled back is said by the rows of the windows.
         """
-        return _digest([[asdict(group.unpaged) for group in self.groups], asdict(self.replay)])
+        return _records_fingerprint(self)
 
     def group(self, name: str) -> CacheGroup:
         """The group called `name`; KeyError names the groups that exist."""
@@ -156,6 +157,17 @@ class Layout:
     def blocks_for(self, tokens: int) -> int:
         """Blocks that `tokens` tokens occupy, the last one possibly only in part."""
         return -(-tokens // self.block_tokens)
+
+
+# Remembered: every reservation, ticket and receipt compares them, and a process meets few layouts.
+@lru_cache(maxsize=64)
+def _fingerprint(layout: Layout) -> str:
+    return _digest(asdict(layout))
+
+
+@lru_cache(maxsize=64)
+def _records_fingerprint(layout: Layout) -> str:
+    return _digest([[asdict(group.unpaged) for group in layout.groups], asdict(layout.replay)])
 
 
 def _digest(value: object) -> str:

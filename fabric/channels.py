@@ -15,8 +15,8 @@ from fabric.interceptors import REQUEST_ID_KEY, request_id
 
 MAX_MESSAGE_BYTES = 32 << 20
 # A frozen peer gets no work after 2 s (promise 16): the two together, and some time to notice and tell.
-_PING_EVERY_MS = 900
-_PING_TIMEOUT_MS = 900
+_PING_EVERY_MS = 1000
+_PING_TIMEOUT_MS = 850
 _CONNECT_TIMEOUT_MS = 2000
 
 StubT = TypeVar("StubT")

@@ -39,6 +39,11 @@ class SendRing:
         self._taken_out = 0
 
     @property
+    def written(self) -> int:
+        """Position up to which places were handed out."""
+        return self._head
+
+    @property
     def in_flight(self) -> int:
         """Bytes placed and not yet credited, skipped ends of the ring included."""
         return self._head - self._taken_out

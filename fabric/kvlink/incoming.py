@@ -127,8 +127,10 @@ class Intake:
         """
         transfer = self._find(owner)
         try:
+            # Somebody waits now: a link that polls looks at once, and often again.
             async with asyncio.timeout(timeout_s):
-                await transfer.over.wait()
+                with self._link.expecting():
+                    await transfer.over.wait()
         except TimeoutError as error:
             raise DeadlineExceeded(f"{owner} is not complete after {timeout_s:.3g} s") from error
         if transfer.error is not None:

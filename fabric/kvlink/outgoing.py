@@ -62,16 +62,18 @@ class Sender:
         self._open: dict[str, Outgoing] = {}
 
     @asynccontextmanager
-    async def transfer(self, landing: Landing) -> AsyncIterator[Outgoing]:
-        """One transfer into `landing`. At the end of the block, unless the last chunk was sent, the receiver is told
-        that no more will be written, or that a write which was given up may still be on its way.
+    async def transfer(self, landing: Landing, total_bytes: int | None = None) -> AsyncIterator[Outgoing]:
+        """One transfer into `landing`, of `total_bytes` bytes where that is known: what fits whole needs no credit.
+
+        At the end of the block, unless the last chunk was sent, the receiver is told that no more will be written, or
+        that a write which was given up may still be on its way.
 
         Raises:
             InvalidArgument: a transfer into this landing is open.
         """
         if landing.id in self._open:
             raise InvalidArgument(f"a transfer into {landing.id} is open", field="landing")
-        outgoing = self._open[landing.id] = Outgoing(self, landing)
+        outgoing = self._open[landing.id] = Outgoing(self, landing, total_bytes)
         try:
             yield outgoing
         finally:
@@ -124,8 +126,9 @@ class Sender:
 class Outgoing:
     """One transfer: `send` in the order of the bytes, by one task at a time."""
 
-    def __init__(self, sender: Sender, landing: Landing) -> None:
+    def __init__(self, sender: Sender, landing: Landing, total_bytes: int | None) -> None:
         self._sender, self._landing = sender, landing
+        self._fits = total_bytes is not None and total_bytes <= landing.size
         self._ring, self._flow = SendRing(landing.size), Flow()
         self._credited = asyncio.Event()
         self._refused: ServiceError | None = None
@@ -179,9 +182,10 @@ class Outgoing:
             _log.info("receiver not told that the transfer ended", code=error.code)
 
     def _chunk_bytes(self) -> int:
-        """Half a landing at most: one half is taken out while the other is filled."""
-        limits = self._sender.limits
-        return min(limits.chunk_bytes, limits.in_flight_bytes, max(1, self._landing.size // 2))
+        """Half a landing at most, unless all fits: one half is taken out while the other is filled."""
+        limits, size = self._sender.limits, self._landing.size
+        whole = self._fits and self._ring.written < size
+        return min(limits.chunk_bytes, limits.in_flight_bytes, size if whole else max(1, size // 2))
 
     async def _send_chunk(self, pieces: Sequence[Piece], last: bool) -> None:
         sizes = np.array([piece.size for piece in pieces], np.int64)
@@ -201,8 +205,9 @@ class Outgoing:
         self._chunks += 1
 
     def _reply(self, run: Run, asks: bool) -> LinkAddress | None:
-        """Where credit goes, told once, when half the landing is full: a short transfer needs none."""
-        if self._asked or not (asks or run.end > self._landing.size // 2):
+        """Where credit goes, told once: when half the landing is full, or all of it by a transfer that fits whole."""
+        enough = self._landing.size if self._fits else self._landing.size // 2
+        if self._asked or not (asks or run.end > enough):
             return None
         self._asked = True
         return self._sender.link.address

@@ -92,7 +92,7 @@ class Pusher:
         Raises:
             ServiceError: a push failed or took too long, or decode refused what came. The transfer is then over.
         """
-        async with self._sender.transfer(self._ticket.landing) as outgoing:
+        async with self._sender.transfer(self._ticket.landing, self._handoff.landing_bytes) as outgoing:
             seen, generation, complete = Mark(generation=-1), 0, False
             while not complete:
                 mark = await marks.after(seen, self._heartbeat_s)

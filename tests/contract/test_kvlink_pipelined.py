@@ -127,6 +127,18 @@ async def test_credit_comes_back_to_a_sender_here(here, start_peer):
     assert await peer.opened("t") == wanted(SIZES)
 
 
+async def test_what_fits_whole_asks_for_no_credit_before_it_is_sent_again(here, start_peer):
+    """As a prompt that was preempted: the second time finds the landing full, and then there is credit to wait for."""
+    peer = await start_peer()
+    sizes = [60_000, 60_000, 40_000]
+    async with here.sender.transfer(await peer.open("t", sum(sizes)), sum(sizes)) as outgoing:
+        await outgoing.send(pieces(here.source, sizes))
+        assert not outgoing._asked
+        await outgoing.send(pieces(here.source, sizes), last=True)
+        assert outgoing._asked
+    assert await peer.opened("t") == wanted(sizes)
+
+
 async def test_a_chunks_notice_that_is_lost_is_announced_again(here, start_peer):
     peer, placed = await start_peer(), Placed()
     here.lose = b"\x10"

@@ -39,7 +39,7 @@ class Tools:
         self.given_up.append(landing)
 
     @asynccontextmanager
-    async def transfer(self, landing: Landing) -> AsyncIterator[Tools]:
+    async def transfer(self, landing: Landing, total_bytes: int) -> AsyncIterator[Tools]:
         """Nothing is sent in these tests, so that its end tells that nothing will be written."""
         try:
             yield self
