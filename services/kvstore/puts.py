@@ -125,4 +125,7 @@ class PutSession:
             self._tier.give(place)
             raise
         record = Record(offer.id, self.offer.identity, offer.name.tokens, offer.parent, place, offer.size, inside)
-        return record if self._tier.admit(record, self._arrivals[index]) else None
+        if not self._tier.admit(record, self._arrivals[index]):
+            return None
+        self._tiers.keep(record)  # at once: the next record of this visit may take the room of one that nobody holds
+        return record

@@ -145,8 +145,6 @@ class Store:
         """Verifies and stores what a session's writer wrote. Raises InvalidArgument for another number of records."""
         committed = await session.commit(records)
         self._metrics.rejected(committed.rejected)
-        for record in committed.stored:
-            self.tiers.keep(record)
         keys = [record.id.key for record in committed.stored if record.id.kind is RecordKind.BLOCK]
         self._hints.holds(keys)
         if session.offer.keep_s:

@@ -59,7 +59,13 @@ class Tiers:
                 self._admit(name, identity, offset, stored)
 
     def keep(self, record: Record) -> None:
-        """Writes a record that is new in DRAM behind, to the disk; until then its bytes stay."""
+        """Writes a record that is new in DRAM behind, to the disk; until then its bytes stay.
+
+        Raises:
+            ValueError: it is not in DRAM (any more): its bytes may be another's.
+        """
+        if self.dram.by_id(record.id) is not record:
+            raise ValueError(f"{record.id.kind} record is not in DRAM")
         if self.nvme is None:
             return
         with ExitStack() as held:

@@ -71,6 +71,7 @@ async def test_more_prompts_than_dram_holds_are_all_hits(model: Path, oracle: Or
         assert len(dram) < len(nvme(stack))
         for prompt in prompts:
             assert await asked(stack, oracle, prompt) == WHOLE
+        assert nvme(stack).counts.damaged == 0  # what was written is what was sealed, though DRAM is used anew at once
 
 
 async def test_a_flipped_byte_on_disk_is_a_counted_miss_and_is_written_anew(
