@@ -121,7 +121,7 @@ def test_operands_no_kernel_takes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kinds", PAIRS)
-@pytest.mark.skipif(not has_nvrtc(), reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
+@pytest.mark.skipif(not has_nvrtc(), reason="NVRTC comes with the extras 'dev' and 'gpu'")
 def test_kernel_compiles_ahead_for_hopper_without_spills(kinds: tuple[RecordKind, RecordKind | None]) -> None:
     cubin, report = compile_for(*kinds)
     assert cubin
