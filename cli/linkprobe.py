@@ -45,6 +45,7 @@ async def _receive(url: str) -> str:
         return notice.payload.decode()
     finally:
         sender.kill()
+        await asyncio.to_thread(sender.join, TIMEOUT_S)
         await link.close()
 
 
