@@ -22,10 +22,10 @@ from fabric.telemetry import logs
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import kvstore_pb2 as pb
 from services.prefill.push import PoolSource
-from services.prefill.stores import Stores
 from services.prefill.telemetry import PrefillMetrics
 from services.worker.geometry import record_places
 from services.worker.notices import HandoffNotice
+from services.worker.stores import Stores
 from services.worker.together import settled
 
 _log = logs.get("keep")

@@ -21,11 +21,11 @@ from fabric.telemetry import logs
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import kvstore_pb2 as pb
 from services.prefill.ask import PrefillAsk
-from services.prefill.stores import Store, Stores
 from services.prefill.telemetry import PrefillMetrics
 from services.worker.extents import extent_view
 from services.worker.geometry import Handoff
 from services.worker.receipts import require_extents, require_verified
+from services.worker.stores import Store, Stores
 from services.worker.together import settled
 
 _log = logs.get("load")

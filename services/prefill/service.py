@@ -27,10 +27,10 @@ from services.prefill.keep import Keeper
 from services.prefill.load import Loader
 from services.prefill.push import PoolSource
 from services.prefill.settings import PrefillSettings
-from services.prefill.stores import Stores
 from services.prefill.telemetry import PrefillMetrics
 from services.prefill.worker import PrefillWorker
 from services.worker.core import Core, open_core
+from services.worker.stores import Stores
 from services.worker.telemetry import export_engine, export_quarantine
 from services.worker.wire import pack_model, pack_status
 
