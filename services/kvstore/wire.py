@@ -24,9 +24,9 @@ MAX_BLOCK_TOKENS = 4096
 _KINDS = {pb.RECORD_KIND_BLOCK: RecordKind.BLOCK, pb.RECORD_KIND_ANCHOR: RecordKind.ANCHOR}
 # How long records of a class are softly kept where the caller does not say.
 CLASS_KEEP_S = {
-    pb.RETENTION_CLASS_DEFAULT: KEEP_S[RetentionClass.DEFAULT],
-    pb.RETENTION_CLASS_CHAT: KEEP_S[RetentionClass.CHAT],
-    pb.RETENTION_CLASS_AGENT: KEEP_S[RetentionClass.AGENT],
+    common.RETENTION_CLASS_DEFAULT: KEEP_S[RetentionClass.DEFAULT],
+    common.RETENTION_CLASS_CHAT: KEEP_S[RetentionClass.CHAT],
+    common.RETENTION_CLASS_AGENT: KEEP_S[RetentionClass.AGENT],
 }
 
 

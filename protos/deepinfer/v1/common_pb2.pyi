@@ -26,6 +26,13 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_TOOL_CALLS: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
+
+class RetentionClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RETENTION_CLASS_UNSPECIFIED: _ClassVar[RetentionClass]
+    RETENTION_CLASS_DEFAULT: _ClassVar[RetentionClass]
+    RETENTION_CLASS_CHAT: _ClassVar[RetentionClass]
+    RETENTION_CLASS_AGENT: _ClassVar[RetentionClass]
 DIGEST_KIND_UNSPECIFIED: DigestKind
 DIGEST_KIND_XXH3_64: DigestKind
 DIGEST_KIND_LEAF_TREE: DigestKind
@@ -37,6 +44,10 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_TOOL_CALLS: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
+RETENTION_CLASS_UNSPECIFIED: RetentionClass
+RETENTION_CLASS_DEFAULT: RetentionClass
+RETENTION_CLASS_CHAT: RetentionClass
+RETENTION_CLASS_AGENT: RetentionClass
 
 class CacheGroup(_message.Message):
     __slots__ = ("name", "kind", "layers", "entries", "tokens_per_entry", "record_bytes", "dtype", "record_version")
@@ -227,6 +238,18 @@ class Incarnation(_message.Message):
     epoch: int
     process: str
     def __init__(self, instance: _Optional[str] = ..., epoch: _Optional[int] = ..., process: _Optional[str] = ...) -> None: ...
+
+class CacheScope(_message.Message):
+    __slots__ = ("owner", "retention", "region_tokens", "region_salt")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
+    REGION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REGION_SALT_FIELD_NUMBER: _ClassVar[int]
+    owner: bytes
+    retention: RetentionClass
+    region_tokens: int
+    region_salt: bytes
+    def __init__(self, owner: _Optional[bytes] = ..., retention: _Optional[_Union[RetentionClass, str]] = ..., region_tokens: _Optional[int] = ..., region_salt: _Optional[bytes] = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("id", "request_id", "epoch", "lease_ms", "landings", "layout", "model_revision", "held_tokens")

@@ -56,7 +56,7 @@ class DecodeServiceWatchResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[_common_pb2.WorkerStatus, _Mapping]] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("request_id", "token_ids", "max_total_tokens", "salt", "layout", "model_revision", "use_cache", "writer", "epoch")
+    __slots__ = ("request_id", "token_ids", "max_total_tokens", "salt", "layout", "model_revision", "use_cache", "writer", "epoch", "scope")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class ReserveRequest(_message.Message):
     USE_CACHE_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     max_total_tokens: int
@@ -75,7 +76,8 @@ class ReserveRequest(_message.Message):
     use_cache: bool
     writer: _common_pb2.Incarnation
     epoch: int
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., max_total_tokens: _Optional[int] = ..., salt: _Optional[bytes] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ..., model_revision: _Optional[str] = ..., use_cache: _Optional[bool] = ..., writer: _Optional[_Union[_common_pb2.Incarnation, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    scope: _common_pb2.CacheScope
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., max_total_tokens: _Optional[int] = ..., salt: _Optional[bytes] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ..., model_revision: _Optional[str] = ..., use_cache: _Optional[bool] = ..., writer: _Optional[_Union[_common_pb2.Incarnation, _Mapping]] = ..., epoch: _Optional[int] = ..., scope: _Optional[_Union[_common_pb2.CacheScope, _Mapping]] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("ticket",)

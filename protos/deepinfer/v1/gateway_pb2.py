@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.deepinfer.v1 import common_pb2 as deepinfer_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64\x65\x65pinfer/v1/gateway.proto\x12\x0c\x64\x65\x65pinfer.v1\x1a\x19\x64\x65\x65pinfer/v1/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xcb\x01\n\x1dGatewayServiceGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x16.deepinfer.v1.TokenIdsH\x00\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.deepinfer.v1.SamplingParams\x12\x16\n\tuse_cache\x18\x05 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x0c\n\n_use_cache\"\x83\x02\n\x1eGatewayServiceGenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.deepinfer.v1.TokenLogprob\x12\x33\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1a.deepinfer.v1.TokenLogprob\x12)\n\x06\x66inish\x18\x07 \x01(\x0b\x32\x14.deepinfer.v1.FinishH\x00\x88\x01\x01\x42\t\n\x07_finish\"f\n\x06\x46inish\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.deepinfer.v1.FinishReason\x12\x0c\n\x04stop\x18\x02 \x01(\t\x12\"\n\x05usage\x18\x03 \x01(\x0b\x32\x13.deepinfer.v1.Usage\"\x81\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\treasoning\x18\x03 \x01(\t\x12*\n\ntool_calls\x18\x04 \x03(\x0b\x32\x16.deepinfer.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"B\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\"\xfb\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x08messages\x18\x02 \x03(\x0b\x32\x19.deepinfer.v1.ChatMessage\x12!\n\x05tools\x18\x03 \x03(\x0b\x32\x12.deepinfer.v1.Tool\x12\x13\n\x0btool_choice\x18\x04 \x01(\t\x12\x15\n\x08thinking\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.deepinfer.v1.SamplingParams\x12\x16\n\tuse_cache\x18\x07 \x01(\x08H\x01\x88\x01\x01\x42\x0b\n\t_thinkingB\x0c\n\n_use_cache\"J\n\x0cToolCallPart\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\xda\x01\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\treasoning\x18\x02 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\t\x12.\n\ntool_calls\x18\x04 \x03(\x0b\x32\x1a.deepinfer.v1.ToolCallPart\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.deepinfer.v1.TokenLogprob\x12)\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x14.deepinfer.v1.FinishH\x00\x88\x01\x01\x42\t\n\x07_finish\"\x13\n\x11ListModelsRequest\"?\n\x12ListModelsResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.deepinfer.v1.ServedModel\"\x9c\x01\n\x0bServedModel\x12&\n\x05model\x18\x01 \x01(\x0b\x32\x17.deepinfer.v1.ModelInfo\x12\x19\n\x11max_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x03 \x01(\r\x12\x17\n\x0fprefill_workers\x18\x04 \x01(\r\x12\x16\n\x0e\x64\x65\x63ode_workers\x18\x05 \x01(\r2\x8b\x02\n\x0eGatewayService\x12g\n\x08Generate\x12+.deepinfer.v1.GatewayServiceGenerateRequest\x1a,.deepinfer.v1.GatewayServiceGenerateResponse0\x01\x12?\n\x04\x43hat\x12\x19.deepinfer.v1.ChatRequest\x1a\x1a.deepinfer.v1.ChatResponse0\x01\x12O\n\nListModels\x12\x1f.deepinfer.v1.ListModelsRequest\x1a .deepinfer.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64\x65\x65pinfer/v1/gateway.proto\x12\x0c\x64\x65\x65pinfer.v1\x1a\x19\x64\x65\x65pinfer/v1/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xfc\x01\n\x1dGatewayServiceGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x16.deepinfer.v1.TokenIdsH\x00\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.deepinfer.v1.SamplingParams\x12\x16\n\tuse_cache\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12/\n\tretention\x18\x06 \x01(\x0e\x32\x1c.deepinfer.v1.RetentionClassB\x08\n\x06promptB\x0c\n\n_use_cache\"\x83\x02\n\x1eGatewayServiceGenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.deepinfer.v1.TokenLogprob\x12\x33\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1a.deepinfer.v1.TokenLogprob\x12)\n\x06\x66inish\x18\x07 \x01(\x0b\x32\x14.deepinfer.v1.FinishH\x00\x88\x01\x01\x42\t\n\x07_finish\"f\n\x06\x46inish\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.deepinfer.v1.FinishReason\x12\x0c\n\x04stop\x18\x02 \x01(\t\x12\"\n\x05usage\x18\x03 \x01(\x0b\x32\x13.deepinfer.v1.Usage\"\x81\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\treasoning\x18\x03 \x01(\t\x12*\n\ntool_calls\x18\x04 \x03(\x0b\x32\x16.deepinfer.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"B\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\"\xac\x02\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x08messages\x18\x02 \x03(\x0b\x32\x19.deepinfer.v1.ChatMessage\x12!\n\x05tools\x18\x03 \x03(\x0b\x32\x12.deepinfer.v1.Tool\x12\x13\n\x0btool_choice\x18\x04 \x01(\t\x12\x15\n\x08thinking\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.deepinfer.v1.SamplingParams\x12\x16\n\tuse_cache\x18\x07 \x01(\x08H\x01\x88\x01\x01\x12/\n\tretention\x18\x08 \x01(\x0e\x32\x1c.deepinfer.v1.RetentionClassB\x0b\n\t_thinkingB\x0c\n\n_use_cache\"J\n\x0cToolCallPart\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\xda\x01\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\treasoning\x18\x02 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\t\x12.\n\ntool_calls\x18\x04 \x03(\x0b\x32\x1a.deepinfer.v1.ToolCallPart\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.deepinfer.v1.TokenLogprob\x12)\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x14.deepinfer.v1.FinishH\x00\x88\x01\x01\x42\t\n\x07_finish\"\x13\n\x11ListModelsRequest\"?\n\x12ListModelsResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.deepinfer.v1.ServedModel\"\x9c\x01\n\x0bServedModel\x12&\n\x05model\x18\x01 \x01(\x0b\x32\x17.deepinfer.v1.ModelInfo\x12\x19\n\x11max_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11max_output_tokens\x18\x03 \x01(\r\x12\x17\n\x0fprefill_workers\x18\x04 \x01(\r\x12\x16\n\x0e\x64\x65\x63ode_workers\x18\x05 \x01(\r2\x8b\x02\n\x0eGatewayService\x12g\n\x08Generate\x12+.deepinfer.v1.GatewayServiceGenerateRequest\x1a,.deepinfer.v1.GatewayServiceGenerateResponse0\x01\x12?\n\x04\x43hat\x12\x19.deepinfer.v1.ChatRequest\x1a\x1a.deepinfer.v1.ChatResponse0\x01\x12O\n\nListModels\x12\x1f.deepinfer.v1.ListModelsRequest\x1a .deepinfer.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,29 +35,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=71
   _globals['_TOKENIDS']._serialized_end=94
   _globals['_GATEWAYSERVICEGENERATEREQUEST']._serialized_start=97
-  _globals['_GATEWAYSERVICEGENERATEREQUEST']._serialized_end=300
-  _globals['_GATEWAYSERVICEGENERATERESPONSE']._serialized_start=303
-  _globals['_GATEWAYSERVICEGENERATERESPONSE']._serialized_end=562
-  _globals['_FINISH']._serialized_start=564
-  _globals['_FINISH']._serialized_end=666
-  _globals['_CHATMESSAGE']._serialized_start=669
-  _globals['_CHATMESSAGE']._serialized_end=798
-  _globals['_TOOLCALL']._serialized_start=800
-  _globals['_TOOLCALL']._serialized_end=860
-  _globals['_TOOL']._serialized_start=862
-  _globals['_TOOL']._serialized_end=928
-  _globals['_CHATREQUEST']._serialized_start=931
-  _globals['_CHATREQUEST']._serialized_end=1182
-  _globals['_TOOLCALLPART']._serialized_start=1184
-  _globals['_TOOLCALLPART']._serialized_end=1258
-  _globals['_CHATRESPONSE']._serialized_start=1261
-  _globals['_CHATRESPONSE']._serialized_end=1479
-  _globals['_LISTMODELSREQUEST']._serialized_start=1481
-  _globals['_LISTMODELSREQUEST']._serialized_end=1500
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1502
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1565
-  _globals['_SERVEDMODEL']._serialized_start=1568
-  _globals['_SERVEDMODEL']._serialized_end=1724
-  _globals['_GATEWAYSERVICE']._serialized_start=1727
-  _globals['_GATEWAYSERVICE']._serialized_end=1994
+  _globals['_GATEWAYSERVICEGENERATEREQUEST']._serialized_end=349
+  _globals['_GATEWAYSERVICEGENERATERESPONSE']._serialized_start=352
+  _globals['_GATEWAYSERVICEGENERATERESPONSE']._serialized_end=611
+  _globals['_FINISH']._serialized_start=613
+  _globals['_FINISH']._serialized_end=715
+  _globals['_CHATMESSAGE']._serialized_start=718
+  _globals['_CHATMESSAGE']._serialized_end=847
+  _globals['_TOOLCALL']._serialized_start=849
+  _globals['_TOOLCALL']._serialized_end=909
+  _globals['_TOOL']._serialized_start=911
+  _globals['_TOOL']._serialized_end=977
+  _globals['_CHATREQUEST']._serialized_start=980
+  _globals['_CHATREQUEST']._serialized_end=1280
+  _globals['_TOOLCALLPART']._serialized_start=1282
+  _globals['_TOOLCALLPART']._serialized_end=1356
+  _globals['_CHATRESPONSE']._serialized_start=1359
+  _globals['_CHATRESPONSE']._serialized_end=1577
+  _globals['_LISTMODELSREQUEST']._serialized_start=1579
+  _globals['_LISTMODELSREQUEST']._serialized_end=1598
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1600
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1663
+  _globals['_SERVEDMODEL']._serialized_start=1666
+  _globals['_SERVEDMODEL']._serialized_end=1822
+  _globals['_GATEWAYSERVICE']._serialized_start=1825
+  _globals['_GATEWAYSERVICE']._serialized_end=2092
 # @@protoc_insertion_point(module_scope)

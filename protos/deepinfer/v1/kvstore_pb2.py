@@ -25,17 +25,15 @@ _sym_db = _symbol_database.Default()
 from protos.deepinfer.v1 import common_pb2 as deepinfer_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64\x65\x65pinfer/v1/kvstore.proto\x12\x0c\x64\x65\x65pinfer.v1\x1a\x19\x64\x65\x65pinfer/v1/common.proto\"\x1b\n\x19KvStoreServiceInfoRequest\"\xf2\x01\n\x1aKvStoreServiceInfoResponse\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\x12\x12\n\nused_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07records\x18\x05 \x01(\x04\x12\x18\n\x10max_record_bytes\x18\x06 \x01(\x04\x12\x15\n\rlanding_bytes\x18\x07 \x01(\x04\x12\x16\n\x0etransport_lane\x18\x08 \x01(\t\x12-\n\x0b\x64igest_kind\x18\t \x01(\x0e\x32\x18.deepinfer.v1.DigestKind\"+\n\tBlockName\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"l\n\rLookupRequest\x12\'\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x17.deepinfer.v1.BlockName\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x03 \x01(\t\"j\n\x0eLookupResponse\x12\x13\n\x0b\x62locks_held\x18\x01 \x01(\r\x12\x15\n\ranchor_blocks\x18\x02 \x01(\r\x12\x16\n\x0eother_instance\x18\x03 \x01(\t\x12\x14\n\x0cother_blocks\x18\x04 \x01(\r\"\xb6\x01\n\nGetRequest\x12\'\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x17.deepinfer.v1.BlockName\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x0e\n\x06\x61nchor\x18\x03 \x01(\x08\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x05 \x01(\t\x12&\n\x07landing\x18\x06 \x01(\x0b\x32\x15.deepinfer.v1.Landing\"\x83\x01\n\x0bGetResponse\x12%\n\x07\x65xtents\x18\x01 \x03(\x0b\x32\x14.deepinfer.v1.Extent\x12-\n\x0b\x64igest_kind\x18\x02 \x01(\x0e\x32\x18.deepinfer.v1.DigestKind\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\x08\"k\n\nPutRequest\x12\'\n\x05offer\x18\x01 \x01(\x0b\x32\x16.deepinfer.v1.PutOfferH\x00\x12)\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x17.deepinfer.v1.PutCommitH\x00\x42\t\n\x07message\"\xa5\x01\n\x08PutOffer\x12*\n\x07records\x18\x01 \x03(\x0b\x32\x19.deepinfer.v1.RecordOffer\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12$\n\x06layout\x18\x03 \x01(\x0b\x32\x14.deepinfer.v1.Layout\x12/\n\tretention\x18\x04 \x01(\x0e\x32\x1c.deepinfer.v1.RetentionClass\"~\n\x0bRecordOffer\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.deepinfer.v1.RecordKind\x12%\n\x04name\x18\x02 \x01(\x0b\x32\x17.deepinfer.v1.BlockName\x12\x12\n\nparent_key\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\"e\n\tPutCommit\x12)\n\x07records\x18\x01 \x03(\x0b\x32\x18.deepinfer.v1.ExtentList\x12-\n\x0b\x64igest_kind\x18\x02 \x01(\x0e\x32\x18.deepinfer.v1.DigestKind\"r\n\x0bPutResponse\x12\'\n\x05grant\x18\x01 \x01(\x0b\x32\x16.deepinfer.v1.PutGrantH\x00\x12/\n\tcommitted\x18\x02 \x01(\x0b\x32\x1a.deepinfer.v1.PutCommittedH\x00\x42\t\n\x07message\"S\n\x08PutGrant\x12\x0e\n\x06wanted\x18\x01 \x03(\r\x12&\n\x07landing\x18\x02 \x01(\x0b\x32\x15.deepinfer.v1.Landing\x12\x0f\n\x07offsets\x18\x03 \x03(\x04\"0\n\x0cPutCommitted\x12\x0e\n\x06stored\x18\x01 \x01(\r\x12\x10\n\x08rejected\x18\x02 \x01(\r\"u\n\rRetainRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12/\n\tretention\x18\x02 \x01(\x0e\x32\x1c.deepinfer.v1.RetentionClass\x12\x0f\n\x07keep_ms\x18\x03 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x04\"1\n\x0eRetainResponse\x12\x10\n\x08retained\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\xe0\x01\n\rSegmentHeader\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.deepinfer.v1.RecordKind\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x12\n\nparent_key\x18\x03 \x01(\x0c\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x05 \x01(\t\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\x12)\n\x07\x65xtents\x18\x07 \x01(\x0b\x32\x18.deepinfer.v1.ExtentList\x12\x14\n\x0cstored_at_ms\x18\x08 \x01(\x04*X\n\nRecordKind\x12\x1b\n\x17RECORD_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11RECORD_KIND_BLOCK\x10\x01\x12\x16\n\x12RECORD_KIND_ANCHOR\x10\x02*\x83\x01\n\x0eRetentionClass\x12\x1f\n\x1bRETENTION_CLASS_UNSPECIFIED\x10\x00\x12\x1b\n\x17RETENTION_CLASS_DEFAULT\x10\x01\x12\x18\n\x14RETENTION_CLASS_CHAT\x10\x02\x12\x19\n\x15RETENTION_CLASS_AGENT\x10\x03\x32\xf1\x02\n\x0eKvStoreService\x12Y\n\x04Info\x12\'.deepinfer.v1.KvStoreServiceInfoRequest\x1a(.deepinfer.v1.KvStoreServiceInfoResponse\x12\x43\n\x06Lookup\x12\x1b.deepinfer.v1.LookupRequest\x1a\x1c.deepinfer.v1.LookupResponse\x12:\n\x03Get\x12\x18.deepinfer.v1.GetRequest\x1a\x19.deepinfer.v1.GetResponse\x12>\n\x03Put\x12\x18.deepinfer.v1.PutRequest\x1a\x19.deepinfer.v1.PutResponse(\x01\x30\x01\x12\x43\n\x06Retain\x12\x1b.deepinfer.v1.RetainRequest\x1a\x1c.deepinfer.v1.RetainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64\x65\x65pinfer/v1/kvstore.proto\x12\x0c\x64\x65\x65pinfer.v1\x1a\x19\x64\x65\x65pinfer/v1/common.proto\"\x1b\n\x19KvStoreServiceInfoRequest\"\xf2\x01\n\x1aKvStoreServiceInfoResponse\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\x12\x12\n\nused_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07records\x18\x05 \x01(\x04\x12\x18\n\x10max_record_bytes\x18\x06 \x01(\x04\x12\x15\n\rlanding_bytes\x18\x07 \x01(\x04\x12\x16\n\x0etransport_lane\x18\x08 \x01(\t\x12-\n\x0b\x64igest_kind\x18\t \x01(\x0e\x32\x18.deepinfer.v1.DigestKind\"+\n\tBlockName\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"l\n\rLookupRequest\x12\'\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x17.deepinfer.v1.BlockName\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x03 \x01(\t\"j\n\x0eLookupResponse\x12\x13\n\x0b\x62locks_held\x18\x01 \x01(\r\x12\x15\n\ranchor_blocks\x18\x02 \x01(\r\x12\x16\n\x0eother_instance\x18\x03 \x01(\t\x12\x14\n\x0cother_blocks\x18\x04 \x01(\r\"\xb6\x01\n\nGetRequest\x12\'\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x17.deepinfer.v1.BlockName\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x0e\n\x06\x61nchor\x18\x03 \x01(\x08\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x05 \x01(\t\x12&\n\x07landing\x18\x06 \x01(\x0b\x32\x15.deepinfer.v1.Landing\"\x83\x01\n\x0bGetResponse\x12%\n\x07\x65xtents\x18\x01 \x03(\x0b\x32\x14.deepinfer.v1.Extent\x12-\n\x0b\x64igest_kind\x18\x02 \x01(\x0e\x32\x18.deepinfer.v1.DigestKind\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\x08\"k\n\nPutRequest\x12\'\n\x05offer\x18\x01 \x01(\x0b\x32\x16.deepinfer.v1.PutOfferH\x00\x12)\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x17.deepinfer.v1.PutCommitH\x00\x42\t\n\x07message\"\xb4\x01\n\x08PutOffer\x12*\n\x07records\x18\x01 \x03(\x0b\x32\x19.deepinfer.v1.RecordOffer\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12$\n\x06layout\x18\x03 \x01(\x0b\x32\x14.deepinfer.v1.Layout\x12/\n\tretention\x18\x04 \x01(\x0e\x32\x1c.deepinfer.v1.RetentionClass\x12\r\n\x05owner\x18\x05 \x01(\x0c\"~\n\x0bRecordOffer\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.deepinfer.v1.RecordKind\x12%\n\x04name\x18\x02 \x01(\x0b\x32\x17.deepinfer.v1.BlockName\x12\x12\n\nparent_key\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\"e\n\tPutCommit\x12)\n\x07records\x18\x01 \x03(\x0b\x32\x18.deepinfer.v1.ExtentList\x12-\n\x0b\x64igest_kind\x18\x02 \x01(\x0e\x32\x18.deepinfer.v1.DigestKind\"r\n\x0bPutResponse\x12\'\n\x05grant\x18\x01 \x01(\x0b\x32\x16.deepinfer.v1.PutGrantH\x00\x12/\n\tcommitted\x18\x02 \x01(\x0b\x32\x1a.deepinfer.v1.PutCommittedH\x00\x42\t\n\x07message\"S\n\x08PutGrant\x12\x0e\n\x06wanted\x18\x01 \x03(\r\x12&\n\x07landing\x18\x02 \x01(\x0b\x32\x15.deepinfer.v1.Landing\x12\x0f\n\x07offsets\x18\x03 \x03(\x04\"0\n\x0cPutCommitted\x12\x0e\n\x06stored\x18\x01 \x01(\r\x12\x10\n\x08rejected\x18\x02 \x01(\r\"\x84\x01\n\rRetainRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12/\n\tretention\x18\x02 \x01(\x0e\x32\x1c.deepinfer.v1.RetentionClass\x12\x0f\n\x07keep_ms\x18\x03 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x04\x12\r\n\x05owner\x18\x05 \x01(\x0c\"1\n\x0eRetainResponse\x12\x10\n\x08retained\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\xe0\x01\n\rSegmentHeader\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.deepinfer.v1.RecordKind\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x12\n\nparent_key\x18\x03 \x01(\x0c\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x05 \x01(\t\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\x12)\n\x07\x65xtents\x18\x07 \x01(\x0b\x32\x18.deepinfer.v1.ExtentList\x12\x14\n\x0cstored_at_ms\x18\x08 \x01(\x04*X\n\nRecordKind\x12\x1b\n\x17RECORD_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11RECORD_KIND_BLOCK\x10\x01\x12\x16\n\x12RECORD_KIND_ANCHOR\x10\x02\x32\xf1\x02\n\x0eKvStoreService\x12Y\n\x04Info\x12\'.deepinfer.v1.KvStoreServiceInfoRequest\x1a(.deepinfer.v1.KvStoreServiceInfoResponse\x12\x43\n\x06Lookup\x12\x1b.deepinfer.v1.LookupRequest\x1a\x1c.deepinfer.v1.LookupResponse\x12:\n\x03Get\x12\x18.deepinfer.v1.GetRequest\x1a\x19.deepinfer.v1.GetResponse\x12>\n\x03Put\x12\x18.deepinfer.v1.PutRequest\x1a\x19.deepinfer.v1.PutResponse(\x01\x30\x01\x12\x43\n\x06Retain\x12\x1b.deepinfer.v1.RetainRequest\x1a\x1c.deepinfer.v1.RetainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deepinfer.v1.kvstore_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RECORDKIND']._serialized_start=2083
-  _globals['_RECORDKIND']._serialized_end=2171
-  _globals['_RETENTIONCLASS']._serialized_start=2174
-  _globals['_RETENTIONCLASS']._serialized_end=2305
+  _globals['_RECORDKIND']._serialized_start=2114
+  _globals['_RECORDKIND']._serialized_end=2202
   _globals['_KVSTORESERVICEINFOREQUEST']._serialized_start=71
   _globals['_KVSTORESERVICEINFOREQUEST']._serialized_end=98
   _globals['_KVSTORESERVICEINFORESPONSE']._serialized_start=101
@@ -53,23 +51,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUTREQUEST']._serialized_start=927
   _globals['_PUTREQUEST']._serialized_end=1034
   _globals['_PUTOFFER']._serialized_start=1037
-  _globals['_PUTOFFER']._serialized_end=1202
-  _globals['_RECORDOFFER']._serialized_start=1204
-  _globals['_RECORDOFFER']._serialized_end=1330
-  _globals['_PUTCOMMIT']._serialized_start=1332
-  _globals['_PUTCOMMIT']._serialized_end=1433
-  _globals['_PUTRESPONSE']._serialized_start=1435
-  _globals['_PUTRESPONSE']._serialized_end=1549
-  _globals['_PUTGRANT']._serialized_start=1551
-  _globals['_PUTGRANT']._serialized_end=1634
-  _globals['_PUTCOMMITTED']._serialized_start=1636
-  _globals['_PUTCOMMITTED']._serialized_end=1684
-  _globals['_RETAINREQUEST']._serialized_start=1686
-  _globals['_RETAINREQUEST']._serialized_end=1803
-  _globals['_RETAINRESPONSE']._serialized_start=1805
-  _globals['_RETAINRESPONSE']._serialized_end=1854
-  _globals['_SEGMENTHEADER']._serialized_start=1857
-  _globals['_SEGMENTHEADER']._serialized_end=2081
-  _globals['_KVSTORESERVICE']._serialized_start=2308
-  _globals['_KVSTORESERVICE']._serialized_end=2677
+  _globals['_PUTOFFER']._serialized_end=1217
+  _globals['_RECORDOFFER']._serialized_start=1219
+  _globals['_RECORDOFFER']._serialized_end=1345
+  _globals['_PUTCOMMIT']._serialized_start=1347
+  _globals['_PUTCOMMIT']._serialized_end=1448
+  _globals['_PUTRESPONSE']._serialized_start=1450
+  _globals['_PUTRESPONSE']._serialized_end=1564
+  _globals['_PUTGRANT']._serialized_start=1566
+  _globals['_PUTGRANT']._serialized_end=1649
+  _globals['_PUTCOMMITTED']._serialized_start=1651
+  _globals['_PUTCOMMITTED']._serialized_end=1699
+  _globals['_RETAINREQUEST']._serialized_start=1702
+  _globals['_RETAINREQUEST']._serialized_end=1834
+  _globals['_RETAINRESPONSE']._serialized_start=1836
+  _globals['_RETAINRESPONSE']._serialized_end=1885
+  _globals['_SEGMENTHEADER']._serialized_start=1888
+  _globals['_SEGMENTHEADER']._serialized_end=2112
+  _globals['_KVSTORESERVICE']._serialized_start=2205
+  _globals['_KVSTORESERVICE']._serialized_end=2574
 # @@protoc_insertion_point(module_scope)

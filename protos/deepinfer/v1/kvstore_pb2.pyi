@@ -13,20 +13,9 @@ class RecordKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RECORD_KIND_UNSPECIFIED: _ClassVar[RecordKind]
     RECORD_KIND_BLOCK: _ClassVar[RecordKind]
     RECORD_KIND_ANCHOR: _ClassVar[RecordKind]
-
-class RetentionClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    RETENTION_CLASS_UNSPECIFIED: _ClassVar[RetentionClass]
-    RETENTION_CLASS_DEFAULT: _ClassVar[RetentionClass]
-    RETENTION_CLASS_CHAT: _ClassVar[RetentionClass]
-    RETENTION_CLASS_AGENT: _ClassVar[RetentionClass]
 RECORD_KIND_UNSPECIFIED: RecordKind
 RECORD_KIND_BLOCK: RecordKind
 RECORD_KIND_ANCHOR: RecordKind
-RETENTION_CLASS_UNSPECIFIED: RetentionClass
-RETENTION_CLASS_DEFAULT: RetentionClass
-RETENTION_CLASS_CHAT: RetentionClass
-RETENTION_CLASS_AGENT: RetentionClass
 
 class KvStoreServiceInfoRequest(_message.Message):
     __slots__ = ()
@@ -121,16 +110,18 @@ class PutRequest(_message.Message):
     def __init__(self, offer: _Optional[_Union[PutOffer, _Mapping]] = ..., commit: _Optional[_Union[PutCommit, _Mapping]] = ...) -> None: ...
 
 class PutOffer(_message.Message):
-    __slots__ = ("records", "model_revision", "layout", "retention")
+    __slots__ = ("records", "model_revision", "layout", "retention", "owner")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     records: _containers.RepeatedCompositeFieldContainer[RecordOffer]
     model_revision: str
     layout: _common_pb2.Layout
-    retention: RetentionClass
-    def __init__(self, records: _Optional[_Iterable[_Union[RecordOffer, _Mapping]]] = ..., model_revision: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ..., retention: _Optional[_Union[RetentionClass, str]] = ...) -> None: ...
+    retention: _common_pb2.RetentionClass
+    owner: bytes
+    def __init__(self, records: _Optional[_Iterable[_Union[RecordOffer, _Mapping]]] = ..., model_revision: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ..., retention: _Optional[_Union[_common_pb2.RetentionClass, str]] = ..., owner: _Optional[bytes] = ...) -> None: ...
 
 class RecordOffer(_message.Message):
     __slots__ = ("kind", "name", "parent_key", "size")
@@ -179,16 +170,18 @@ class PutCommitted(_message.Message):
     def __init__(self, stored: _Optional[int] = ..., rejected: _Optional[int] = ...) -> None: ...
 
 class RetainRequest(_message.Message):
-    __slots__ = ("keys", "retention", "keep_ms", "budget_bytes")
+    __slots__ = ("keys", "retention", "keep_ms", "budget_bytes", "owner")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
     KEEP_MS_FIELD_NUMBER: _ClassVar[int]
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedScalarFieldContainer[bytes]
-    retention: RetentionClass
+    retention: _common_pb2.RetentionClass
     keep_ms: int
     budget_bytes: int
-    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., retention: _Optional[_Union[RetentionClass, str]] = ..., keep_ms: _Optional[int] = ..., budget_bytes: _Optional[int] = ...) -> None: ...
+    owner: bytes
+    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., retention: _Optional[_Union[_common_pb2.RetentionClass, str]] = ..., keep_ms: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., owner: _Optional[bytes] = ...) -> None: ...
 
 class RetainResponse(_message.Message):
     __slots__ = ("retained", "bytes")

@@ -50,20 +50,22 @@ class PrefillRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., attach: _Optional[_Union[PrefillAttach, _Mapping]] = ..., cancel: _Optional[_Union[PrefillCancel, _Mapping]] = ...) -> None: ...
 
 class PrefillStart(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "salt", "use_cache", "emitted_tokens")
+    __slots__ = ("request_id", "token_ids", "sampling", "salt", "use_cache", "emitted_tokens", "scope")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
     USE_CACHE_FIELD_NUMBER: _ClassVar[int]
     EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _common_pb2.SamplingParams
     salt: bytes
     use_cache: bool
     emitted_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[bytes] = ..., use_cache: _Optional[bool] = ..., emitted_tokens: _Optional[int] = ...) -> None: ...
+    scope: _common_pb2.CacheScope
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[bytes] = ..., use_cache: _Optional[bool] = ..., emitted_tokens: _Optional[int] = ..., scope: _Optional[_Union[_common_pb2.CacheScope, _Mapping]] = ...) -> None: ...
 
 class PrefillAttach(_message.Message):
     __slots__ = ("ticket",)
