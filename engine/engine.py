@@ -21,6 +21,7 @@ from engine.families import TakesImages, open_family
 from engine.intake import Intake
 from engine.memory import KVMemory
 from engine.model import ModelInfo, model_revision
+from engine.prefix import Salt
 from engine.requests import (
     DecodeRequest,
     GenerateRequest,
@@ -128,7 +129,7 @@ class Engine:
         request_id: str,
         prompt_tokens: int,
         max_total_tokens: int,
-        salt: bytes = b"",
+        salt: Salt = b"",
         prompt: tuple[int, ...] | None = None,
     ) -> Reservation:
         """Take memory for the KV of `prompt_tokens` tokens (prompt and output of earlier lives) that is to be imported.
@@ -203,11 +204,11 @@ class Engine:
 
     # --- blocks that come from a store -----------------------------------------------------------------------------
 
-    def lookup(self, prompt: tuple[int, ...], salt: bytes = b"") -> LocalPrefix:
+    def lookup(self, prompt: tuple[int, ...], salt: Salt = b"") -> LocalPrefix:
         """Keys of a prompt's full blocks and how far this engine has them. Raises InvalidParameter."""
         return self._desk.lookup(prompt, salt)
 
-    def begin_load(self, prompt: tuple[int, ...], salt: bytes, from_block: int, to_block: int) -> Load:
+    def begin_load(self, prompt: tuple[int, ...], salt: Salt, from_block: int, to_block: int) -> Load:
         """Take fresh blocks and an anchor slot for stored blocks `from_block..to_block` of a prompt.
 
         Fill them through the pool's extents, verify them, then `finish_load` or `abandon_load`. Raises

@@ -8,7 +8,7 @@ from engine.detokenize import Decode
 from engine.errors import InvalidParameter
 from engine.images import ImageSpan, marks, require_images
 from engine.model import ModelInfo
-from engine.prefix import KeyChain, PrefixIdentity
+from engine.prefix import KeyChain, PrefixIdentity, RegionSalt, Salt
 from engine.requests import DecodeRequest, GenerateRequest, PrefillRequest
 from engine.sampling.params import is_integer, require_vocabulary
 from engine.sequence import Role, Sequence
@@ -30,10 +30,11 @@ class Intake:
         self._identity = PrefixIdentity(model.revision, layout.fingerprint, layout.window_policy, layout.block_tokens)
         self._arrivals = 0
 
-    def chain(self, salt: bytes, tokens: tuple[int, ...] | list[int], images: tuple[ImageSpan, ...] = ()) -> KeyChain:
+    def chain(self, salt: Salt, tokens: tuple[int, ...] | list[int], images: tuple[ImageSpan, ...] = ()) -> KeyChain:
         """Prefix keys of `tokens`, with these images among them, for the tenant of `salt`."""
-        if not isinstance(salt, bytes) or len(salt) > _MAX_SALT_BYTES:
-            raise InvalidParameter("salt", "is not bytes or too long", f"use at most {_MAX_SALT_BYTES} bytes")
+        for part in (salt.tenant, salt.region) if isinstance(salt, RegionSalt) else (salt,):
+            if not isinstance(part, bytes) or len(part) > _MAX_SALT_BYTES:
+                raise InvalidParameter("salt", "is not bytes or too long", f"use at most {_MAX_SALT_BYTES} bytes")
         chain = KeyChain(salt, self._identity, marks(images))
         chain.grow(tokens)
         return chain

@@ -32,6 +32,21 @@ class ImageMark:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionSalt:
+    """Salts of a prompt whose first `region_tokens` tokens are a region that several tenants share by their own will.
+
+    A block that lies wholly inside the region is keyed with the region's salt, every other one with the tenant's.
+    """
+
+    tenant: bytes
+    region: bytes
+    region_tokens: int
+
+
+Salt = bytes | RegionSalt  # a tenant's alone, unless the prompt starts with a shared region
+
+
+@dataclass(frozen=True, slots=True)
 class BlockContent:
     """Everything a hit compares besides the key, so that a key collision can never serve other tokens."""
 
@@ -41,12 +56,12 @@ class BlockContent:
 
 
 def block_keys(
-    salt: bytes, tokens: Sequence[int], identity: PrefixIdentity, image_hashes: Sequence[ImageMark] = ()
+    salt: Salt, tokens: Sequence[int], identity: PrefixIdentity, image_hashes: Sequence[ImageMark] = ()
 ) -> list[bytes]:
     """32-byte keys of the full blocks of `tokens`, each chained to the key before it.
 
     Key = keyed BLAKE3 over length-prefixed fields; the key material is derived from the tenant's `salt`, so equal
-    prompts of two tenants share nothing.
+    prompts of two tenants share nothing but what both declared as a region.
     """
     chain = KeyChain(salt, identity, image_hashes)
     chain.grow(tokens)
@@ -56,12 +71,13 @@ def block_keys(
 class KeyChain:
     """Keys and contents of one growing token sequence; blocks are keyed once, when they become full."""
 
-    def __init__(self, salt: bytes, identity: PrefixIdentity, image_hashes: Sequence[ImageMark] = ()) -> None:
-        self._salt, self._identity, self._images = salt, identity, tuple(image_hashes)
-        self._hasher = blake3(key=blake3(salt, derive_key_context=_SALT_CONTEXT).digest())
-        fields = (identity.model_revision, identity.layout_fingerprint, identity.window_policy)
-        for field in (*(value.encode() for value in fields), struct.pack("<I", identity.block_tokens)):
-            self._hasher.update(_prefixed(field))
+    def __init__(self, salt: Salt, identity: PrefixIdentity, image_hashes: Sequence[ImageMark] = ()) -> None:
+        self._identity, self._images = identity, tuple(image_hashes)
+        salts = salt if isinstance(salt, RegionSalt) else RegionSalt(salt, b"", 0)
+        # What a tenant's image looks like is no part of a region, whatever tokens stand in its place.
+        self._region_tokens = min([salts.region_tokens, *(mark.position for mark in self._images)])
+        self._tenant = _Keyed(salts.tenant, identity)
+        self._region = _Keyed(salts.region, identity) if self._region_tokens else self._tenant
         self.keys: list[bytes] = []
         self.contents: list[BlockContent] = []
 
@@ -78,14 +94,26 @@ class KeyChain:
     def _append(self, index: int, tokens: tuple[int, ...]) -> None:
         first = index * self._identity.block_tokens
         images = tuple(mark.digest for mark in self._images if first <= mark.position < first + len(tokens))
-        hasher = self._hasher.copy()
+        keyed = self._region if first + len(tokens) <= self._region_tokens else self._tenant
+        hasher = keyed.hasher.copy()
         hasher.update(_prefixed(self.parent(index)))
         hasher.update(_prefixed(np.asarray(tokens, dtype="<i8").tobytes()))
         hasher.update(struct.pack("<I", len(images)))
         for digest in images:
             hasher.update(_prefixed(digest))
         self.keys.append(hasher.digest())
-        self.contents.append(BlockContent(self._salt, tokens, images))
+        self.contents.append(BlockContent(keyed.salt, tokens, images))
+
+
+class _Keyed:
+    """A hasher that has taken the fields which all keys of one salt share."""
+
+    def __init__(self, salt: bytes, identity: PrefixIdentity) -> None:
+        self.salt = salt
+        self.hasher = blake3(key=blake3(salt, derive_key_context=_SALT_CONTEXT).digest())
+        fields = (identity.model_revision, identity.layout_fingerprint, identity.window_policy)
+        for field in (*(value.encode() for value in fields), struct.pack("<I", identity.block_tokens)):
+            self.hasher.update(_prefixed(field))
 
 
 def _prefixed(field: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.images import ImageSpan
+from engine.prefix import Salt
 from engine.sampling.params import SamplingParams, SamplingState
 
 
@@ -15,7 +16,7 @@ class GenerateRequest:
     request_id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    salt: bytes = b""
+    salt: Salt = b""
     cache: bool = True  # read and fill the prefix cache
     priority: int = 0  # from -8 to 8; one point passes 64 earlier requests
     emitted: tuple[int, ...] = ()
@@ -32,7 +33,7 @@ class PrefillRequest:
     request_id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    salt: bytes = b""
+    salt: Salt = b""
     cache: bool = True
     priority: int = 0
     emitted: tuple[int, ...] = ()
@@ -51,7 +52,7 @@ class DecodeRequest:
     emitted: tuple[int, ...]
     sampling: SamplingParams
     state: SamplingState
-    salt: bytes = b""
+    salt: Salt = b""
     cache: bool = True
     priority: int = 0
     replays: bool = False

@@ -19,6 +19,7 @@ from engine.engine import Engine
 from engine.errors import CallTimeout, DuplicateRequest, EngineStopped, Exhausted, IntegrityBroken, UnknownRequest
 from engine.events import Event, Failed, is_last
 from engine.mailbox import Mailbox
+from engine.prefix import Salt
 from engine.requests import DecodeRequest, GenerateRequest, Load, PrefillRequest, Reservation
 
 Result = TypeVar("Result")
@@ -101,7 +102,7 @@ class EngineRunner:
         request_id: str,
         prompt_tokens: int,
         max_total_tokens: int,
-        salt: bytes = b"",
+        salt: Salt = b"",
         prompt: tuple[int, ...] | None = None,
         timeout_s: float | None = None,
     ) -> Reservation:
@@ -112,7 +113,7 @@ class EngineRunner:
         )
 
     async def begin_load(
-        self, prompt: tuple[int, ...], salt: bytes, from_block: int, to_block: int, timeout_s: float | None = None
+        self, prompt: tuple[int, ...], salt: Salt, from_block: int, to_block: int, timeout_s: float | None = None
     ) -> Load:
         """`Engine.begin_load`. A load whose caller gave up waiting is abandoned."""
         args = (prompt, salt, from_block, to_block)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from engine.errors import DuplicateRequest, InvalidParameter, NotReserved
 from engine.intake import Intake
 from engine.memory import KVMemory
-from engine.prefix import KeyChain
+from engine.prefix import KeyChain, Salt
 from engine.requests import DecodeRequest, Load, LocalPrefix, Reservation
 from engine.sampling.params import is_integer
 
@@ -54,7 +54,7 @@ class TransferDesk:
         return reserved.reservation if reserved else None
 
     def reserve(
-        self, request_id: str, kv_tokens: int, max_total_tokens: int, salt: bytes, tokens: tuple[int, ...] | None
+        self, request_id: str, kv_tokens: int, max_total_tokens: int, salt: Salt, tokens: tuple[int, ...] | None
     ) -> Reservation:
         """Take blocks for `kv_tokens` tokens and a slot. See `Engine.reserve`."""
         self._check(request_id, kv_tokens, max_total_tokens, tokens)
@@ -91,12 +91,12 @@ class TransferDesk:
             self._memory.give(reserved.reservation.blocks, (reserved.reservation.slot,))
         return reserved is not None
 
-    def lookup(self, prompt: tuple[int, ...], salt: bytes) -> LocalPrefix:
+    def lookup(self, prompt: tuple[int, ...], salt: Salt) -> LocalPrefix:
         """What the prefix cache has of `prompt` now."""
         self._intake.check_tokens("prompt", prompt)
         return self._local(self._intake.chain(salt, prompt), len(prompt))
 
-    def begin_load(self, prompt: tuple[int, ...], salt: bytes, from_block: int, to_block: int) -> Load:
+    def begin_load(self, prompt: tuple[int, ...], salt: Salt, from_block: int, to_block: int) -> Load:
         """Take memory for blocks `from_block..to_block`. See `Engine.begin_load`."""
         self._intake.check_tokens("prompt", prompt)
         chain = self._intake.chain(salt, prompt)

@@ -9,6 +9,7 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from fabric.records import Extent, Landing, LinkAddress
+from fabric.retention import RetentionClass
 from protos.deepinfer.v1 import common_pb2 as pb
 
 
@@ -104,6 +105,27 @@ def unpack_extents(message: pb.ExtentList) -> tuple[Extent, ...]:
         Extent(item.group, item.block, item.valid_entries, item.offset, item.size, item.digest)
         for item in message.extents
     )
+
+
+_RETENTIONS = {
+    pb.RETENTION_CLASS_DEFAULT: RetentionClass.DEFAULT,
+    pb.RETENTION_CLASS_CHAT: RetentionClass.CHAT,
+    pb.RETENTION_CLASS_AGENT: RetentionClass.AGENT,
+}
+_RETENTION_CODES = {retention: code for code, retention in _RETENTIONS.items()}
+
+
+def pack_retention(retention: RetentionClass) -> pb.RetentionClass:
+    return _RETENTION_CODES[retention]
+
+
+def unpack_retention(code: pb.RetentionClass) -> RetentionClass | None:
+    """None where it is unspecified. Raises ValueError for a class that does not exist."""
+    if code == pb.RETENTION_CLASS_UNSPECIFIED:
+        return None
+    if code not in _RETENTIONS:
+        raise ValueError(f"there is no retention class {code}")
+    return _RETENTIONS[code]
 
 
 class GroupLike(Protocol):

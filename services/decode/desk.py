@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from engine.prefix import Salt
 from engine.requests import HeldKV, Reservation
 from engine.runner import EngineRunner
 from fabric.deaths import Incarnation
@@ -16,6 +17,7 @@ from fabric.kvlink.incoming import Intake, Peer, Word
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.slabs import Writer
 from fabric.records import Landing
+from fabric.retention import UNOWNED, Keeping
 from fabric.telemetry import logs
 from services.decode.places import Places
 from services.decode.telemetry import DecodeMetrics
@@ -36,11 +38,12 @@ class ReserveAsk:
     request_id: str
     tokens: tuple[int, ...]
     max_total_tokens: int
-    salt: bytes
+    salt: Salt
     use_cache: bool
     records: Records
     writer: Incarnation | None = None
     epoch: int = 0  # of the worker that is meant; 0: whichever answers
+    keeping: Keeping = UNOWNED
 
 
 _LANDING_WRITERS = {

@@ -17,10 +17,11 @@ from services.decode.tickets import WriterState
 from services.worker import wire
 from services.worker.layouts import unpack_layout
 from services.worker.pairing import Records
+from services.worker.scopes import unpack_keeping, unpack_salt
 
 
 def unpack_reserve(message: pb.ReserveRequest) -> ReserveAsk:
-    """Raises InvalidArgument for an empty prompt or id; the engine checks the rest."""
+    """Raises InvalidArgument for an empty prompt or id, or a scope of no gateway; the engine checks the rest."""
     if not message.request_id:
         raise InvalidArgument("is empty", field="request_id", fix="send the request's id")
     if not message.token_ids:
@@ -29,11 +30,12 @@ def unpack_reserve(message: pb.ReserveRequest) -> ReserveAsk:
         request_id=message.request_id,
         tokens=tuple(message.token_ids),
         max_total_tokens=message.max_total_tokens,
-        salt=message.salt,
+        salt=unpack_salt(message.salt, message.scope),
         use_cache=message.use_cache,
         records=Records(message.model_revision, unpack_layout(message.layout, "layout")),
         writer=_unpack_incarnation(message.writer) if message.HasField("writer") else None,
         epoch=message.epoch,
+        keeping=unpack_keeping(message.scope.owner, message.scope.retention, "scope"),
     )
 
 

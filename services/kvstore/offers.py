@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.layout import Layout
 from fabric.errors import DataLoss, InvalidArgument
 from fabric.records import Extent
+from services.kvstore.policy.budget import NOBODY, Owner
 from services.kvstore.records import ROOT, BlockName, Identity, RecordId, RecordKind
 from services.worker.geometry import record_places
 
@@ -32,6 +33,7 @@ class Offer:
     identity: Identity
     layout: Layout
     keep_s: float  # soft retention from the moment they are stored; 0: none
+    owner: Owner = NOBODY  # whose budget it counts against
 
     def validate(self) -> None:
         """Raises InvalidArgument for the first record that no store could take."""

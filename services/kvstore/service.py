@@ -79,8 +79,8 @@ class KvStoreServicer(rpc.KvStoreServiceServicer):
             await context.write(pb.PutResponse(committed=done))
 
     async def Retain(self, request: pb.RetainRequest, context: Any) -> pb.RetainResponse:
-        keys, keep_s, budget = wire.unpack_keep(request, self.store.tier.capacity)
-        retained, size = self.store.retain(keys, keep_s, budget)
+        keep = wire.unpack_keep(request, self.store.tier.capacity)
+        retained, size = self.store.retain(keep.keys, keep.keep_s, keep.most_bytes, keep.owner)
         return pb.RetainResponse(retained=retained, bytes=size)
 
 

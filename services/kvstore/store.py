@@ -148,7 +148,7 @@ class Store:
         keys = [record.id.key for record in committed.stored if record.id.kind is RecordKind.BLOCK]
         self._hints.holds(keys)
         if session.offer.keep_s:
-            self.retain(keys, session.offer.keep_s, self.tier.capacity)
+            self.retain(keys, session.offer.keep_s, self.tier.capacity, session.offer.owner)
         return committed
 
     def retain(self, keys: Sequence[bytes], keep_s: float, budget_bytes: int, owner: Owner = NOBODY) -> tuple[int, int]:

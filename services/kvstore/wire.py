@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,21 +14,17 @@ from fabric.records import Extent
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import kvstore_pb2 as pb
 from services.kvstore.offers import KEY_BYTES, MAX_RECORDS, Offer, RecordOffer
-from services.kvstore.policy.retention import KEEP_S, RetentionClass
+from services.kvstore.policy.budget import Owner
+from services.kvstore.policy.retention import KEEP_S, LONGEST_S
 from services.kvstore.puts import Granted
 from services.kvstore.records import BlockName, Identity, RecordId, RecordKind
 from services.kvstore.store import Served
 from services.worker.layouts import unpack_layout
+from services.worker.scopes import unpack_keeping
 
 MAX_BLOCKS = 16_384
 MAX_BLOCK_TOKENS = 4096
 _KINDS = {pb.RECORD_KIND_BLOCK: RecordKind.BLOCK, pb.RECORD_KIND_ANCHOR: RecordKind.ANCHOR}
-# How long records of a class are softly kept where the caller does not say.
-CLASS_KEEP_S = {
-    common.RETENTION_CLASS_DEFAULT: KEEP_S[RetentionClass.DEFAULT],
-    common.RETENTION_CLASS_CHAT: KEEP_S[RetentionClass.CHAT],
-    common.RETENTION_CLASS_AGENT: KEEP_S[RetentionClass.AGENT],
-}
 
 
 def unpack_names(messages: Sequence[pb.BlockName]) -> list[BlockName]:
@@ -51,15 +48,26 @@ async def next_message(requests: AsyncIterator[pb.PutRequest], expected: str) ->
 
 
 def unpack_offer(message: pb.PutOffer) -> Offer:
+    """Without a class nothing is kept longer than it is worth.
+
+    Raises:
+        InvalidArgument: a field is none that a store could take.
+    """
     if len(message.records) > MAX_RECORDS:
         raise InvalidArgument(f"{len(message.records)} records", field="offer.records", fix=f"at most {MAX_RECORDS}")
-    layout = unpack_layout(message.layout, "offer.layout")
+    layout, owner = unpack_layout(message.layout, "offer.layout"), _unpack_owner(message, "offer")
     return Offer(
         records=tuple(_unpack_record(record) for record in message.records),
         identity=Identity(message.model_revision, layout.fingerprint),
         layout=layout,
-        keep_s=CLASS_KEEP_S.get(message.retention, 0.0),
+        keep_s=KEEP_S[owner.retention] if message.retention else 0.0,
+        owner=owner,
     )
+
+
+def _unpack_owner(message: pb.PutOffer | pb.RetainRequest, parent: str = "") -> Owner:
+    keeping = unpack_keeping(message.owner, message.retention, parent)
+    return Owner(keeping.owner.hex(), keeping.retention)
 
 
 def unpack_commit(message: pb.PutCommit) -> list[tuple[Extent, ...]]:
@@ -71,17 +79,31 @@ def unpack_commit(message: pb.PutCommit) -> list[tuple[Extent, ...]]:
     return [wire.unpack_extents(record) for record in message.records]
 
 
-def unpack_keep(message: pb.RetainRequest, capacity_bytes: int) -> tuple[list[bytes], float, int]:
-    """Keys, seconds and bytes of a Retain. Without a time the class decides, without a budget the capacity."""
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A Retain: which records, for how many seconds, for whom, and most bytes of this call."""
+
+    keys: tuple[bytes, ...]
+    keep_s: float
+    owner: Owner
+    most_bytes: int
+
+
+def unpack_keep(message: pb.RetainRequest, capacity_bytes: int) -> Keep:
+    """Without a time the class decides, without a budget the capacity.
+
+    Raises:
+        InvalidArgument: keys, owner, class or time are none that a store could keep.
+    """
     if len(message.keys) > MAX_BLOCKS or any(len(key) != KEY_BYTES for key in message.keys):
         raise InvalidArgument("not a list of block keys", field="keys", fix=f"send at most {MAX_BLOCKS} keys")
-    longest = max(CLASS_KEEP_S.values())
-    keep_s = message.keep_ms / 1000 or CLASS_KEEP_S.get(message.retention, 0.0)
-    if not 0 < keep_s <= longest:
+    owner = _unpack_owner(message)
+    keep_s = message.keep_ms / 1000 or (KEEP_S[owner.retention] if message.retention else 0.0)
+    if not 0 < keep_s <= LONGEST_S:
         raise InvalidArgument(
-            f"{keep_s:.0f} s", field="keep_ms", fix=f"name a class, or at most {longest * 1000:.0f} ms"
+            f"{keep_s:.0f} s", field="keep_ms", fix=f"name a class, or at most {LONGEST_S * 1000:.0f} ms"
         )
-    return list(message.keys), keep_s, message.budget_bytes or capacity_bytes
+    return Keep(tuple(message.keys), keep_s, owner, message.budget_bytes or capacity_bytes)
 
 
 def pack_grant(granted: Granted) -> pb.PutResponse:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.model import ModelInfo
+from engine.prefix import Salt
 from engine.requests import PrefillRequest
 from engine.sampling.params import SamplingParams
 from fabric.errors import InvalidArgument
 from fabric.records import Landing
+from fabric.retention import UNOWNED, Keeping
 from services.worker.geometry import Handoff
 from services.worker.pairing import Records, require_pair
 
@@ -20,9 +22,10 @@ class PrefillAsk:
     request_id: str
     tokens: tuple[int, ...]
     sampling: SamplingParams
-    salt: bytes
+    salt: Salt
     use_cache: bool
     emitted_tokens: int = 0
+    keeping: Keeping = UNOWNED
 
     @property
     def prompt_tokens(self) -> int:

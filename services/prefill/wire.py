@@ -13,6 +13,7 @@ from services.prefill.job import Computed, Done, Progress, Queued, Started
 from services.worker import wire
 from services.worker.layouts import unpack_layout
 from services.worker.pairing import Records
+from services.worker.scopes import unpack_keeping, unpack_salt
 
 
 async def first_message(requests: AsyncIterator[pb.PrefillRequest]) -> PrefillAsk:
@@ -24,13 +25,16 @@ async def first_message(requests: AsyncIterator[pb.PrefillRequest]) -> PrefillAs
 
 
 def unpack_start(message: pb.PrefillStart) -> PrefillAsk:
+    """Raises InvalidArgument for a scope that no gateway makes."""
+    scope = message.scope
     return PrefillAsk(
         request_id=message.request_id,
         tokens=tuple(message.token_ids),
         sampling=wire.unpack_sampling(message.sampling),
-        salt=message.salt,
+        salt=unpack_salt(message.salt, scope),
         use_cache=message.use_cache,
         emitted_tokens=message.emitted_tokens,
+        keeping=unpack_keeping(scope.owner, scope.retention, "start.scope"),
     )
 
 

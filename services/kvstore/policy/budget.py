@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from services.kvstore.policy.retention import RetentionClass
+from fabric.retention import RetentionClass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+
+from fabric.retention import RetentionClass
 
 _HOUR_S = 3600.0
 LEAST_WARM_S, MOST_WARM_S = 1 * _HOUR_S, 6 * _HOUR_S
-
-
-class RetentionClass(StrEnum):
-    """What a prefix belongs to, as its writer says."""
-
-    DEFAULT = "default"
-    CHAT = "chat"
-    AGENT = "agent"
 
 
 KEEP_S = {

@@ -9,7 +9,7 @@ import pytest
 
 from engine.sampling.params import SamplingParams
 from fabric.channels import call
-from protos.deepinfer.v1 import kvstore_pb2
+from protos.deepinfer.v1 import common_pb2, kvstore_pb2
 from tests.support.oracle import Oracle
 from tests.support.servers import redis_server
 from tests.support.stack import Stack, worker_stack
@@ -125,7 +125,7 @@ async def test_retained_records_are_counted_and_bounded(model: Path, oracle: Ora
         tier = stack.running["kvstore"].servicer.store.tier
         keys = list({record.key for record in tier._records})
         size = max(record.size for record in tier._records.values())
-        request = kvstore_pb2.RetainRequest(keys=keys, retention=kvstore_pb2.RETENTION_CLASS_CHAT, budget_bytes=size)
+        request = kvstore_pb2.RetainRequest(keys=keys, retention=common_pb2.RETENTION_CLASS_CHAT, budget_bytes=size)
         reply = await call(stack.kvstore.Retain, request)
         assert reply.retained >= 1
         assert 0 < reply.bytes <= size

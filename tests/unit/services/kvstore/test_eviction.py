@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fabric.retention import RetentionClass
 from services.kvstore.eviction import EvictionOrder
 from services.kvstore.policy.budget import Budgets, Owner
 from services.kvstore.policy.ghosts import Ghosts
-from services.kvstore.policy.retention import KEEP_S, RetentionClass
+from services.kvstore.policy.retention import KEEP_S
 from services.kvstore.policy.traits import Arrival
 
 SIZE, ROOM = 10, 12

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fabric.retention import RetentionClass
 from services.kvstore.policy.ages import BINS, EDGES, age_bin, age_bins
 from services.kvstore.policy.budget import Budgets, Owner
 from services.kvstore.policy.monitor import ReuseMonitor
-from services.kvstore.policy.retention import KEEP_S, RetentionClass, WarmWindow
+from services.kvstore.policy.retention import KEEP_S, WarmWindow
 from services.kvstore.policy.traits import KINDS, Arrival, kind_of
 from services.kvstore.policy.worth import chances, worths
 
