@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
-from fabric import failpoints, lifecycle
+from fabric import failpoints, garbage, lifecycle
 from fabric.channels import MAX_MESSAGE_BYTES
 from fabric.discovery import Discovery, MemberInfo, open_discovery
 from fabric.errors import ServiceError, StartError
@@ -241,6 +241,7 @@ async def _main(settings: SettingsT, build: Build[SettingsT]) -> None:
         await asyncio.wait([starting])
         return
     ready = await starting
+    garbage.spare_what_stays()
     try:
         _announce(ready, settings.ready_file)
         await asked
