@@ -121,7 +121,8 @@ def _open_nvme(settings: KvStoreSettings) -> NvmeTier | None:
     if settings.nvme_dir is None:
         return None
     files = SegmentFiles(settings.nvme_dir, settings.nvme_segment_mb * _MIB, settings.nvme_direct)
-    return NvmeTier(files, round(settings.nvme_gb * _GIB), settings.nvme_retention_h * 3600, time.time)
+    queue = round(settings.nvme_queue_share * settings.memory_mb * _MIB)
+    return NvmeTier(files, round(settings.nvme_gb * _GIB), settings.nvme_retention_h * 3600, time.time, queue)
 
 
 def _open_store(settings: KvStoreSettings, nvme: NvmeTier | None, link: Link, hints: Hints, metrics: Metrics) -> Store:

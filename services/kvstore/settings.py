@@ -28,4 +28,7 @@ class KvStoreSettings(ServiceSettings, env_prefix="DEEPINFER_KVSTORE_"):
     nvme_retention_h: float = Field(
         72.0, gt=0, description="hours after its last use that a record may outlive its file"
     )
+    nvme_queue_share: float = Field(
+        0.25, gt=0, le=0.75, description="share of memory_mb that may wait for the disk; what finds it full stays above"
+    )
     nvme_direct: bool = Field(False, description="read it past the page cache")

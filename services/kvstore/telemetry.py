@@ -33,6 +33,8 @@ class StoreMetrics:
         """Exports what the tier on disk counts."""
         self._tier_bytes.labels("nvme").set_function(lambda: nvme.used)
         self._metrics.gauge("kvstore_nvme_records", "Records on disk").set_function(lambda: len(nvme))
+        text = "Bytes in DRAM that wait for the disk"
+        self._metrics.gauge("kvstore_nvme_waiting_bytes", text).set_function(lambda: nvme.waiting_bytes)
         events = self._metrics.gauge(
             "kvstore_nvme_events_total", "What happened to records on disk since start", "event"
         )

@@ -8,7 +8,7 @@ moves to the newest segment, the rest goes with the file.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, KeysView, Sequence
 from dataclasses import dataclass
 
 from fabric.kvlink.verify import copy_rows
@@ -19,7 +19,7 @@ from services.kvstore.records import RecordId
 from services.worker.together import settled
 
 _log = logs.get("nvme")
-MAX_QUEUED = 512  # records that wait to be written; beyond, they are not
+MAX_QUEUED = 4096  # records that wait to be written; beyond, or beyond the bytes they may take, they are not
 _BATCH = 64  # records between two syncs
 _REST_S = 5.0  # after a failed write nobody writes for this long
 _MOVED_SHARE = 0.5  # most of a segment that survives it: so that room is made
@@ -59,10 +59,21 @@ class NvmeTier:
         capacity_bytes: of all segments.
         retention_s: seconds after its last use for which a record may survive its segment.
         now: unix seconds.
+        queue_bytes: most that waits to be written, or is being written: it cannot leave DRAM meanwhile. One record may
+            always wait, whatever its size.
     """
 
-    def __init__(self, files: SegmentFiles, capacity_bytes: int, retention_s: float, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        files: SegmentFiles,
+        capacity_bytes: int,
+        retention_s: float,
+        now: Callable[[], float],
+        queue_bytes: int,
+    ) -> None:
         self._files, self._capacity, self._retention_s, self._now = files, capacity_bytes, retention_s, now
+        self._queue_bytes = queue_bytes
+        self.waiting_bytes = 0  # of records that are offered and not yet written or dropped
         self._entries: dict[RecordId, _Entry] = {}
         self._members: dict[int, set[RecordId]] = {}
         self._sizes: dict[int, int] = {}
@@ -76,6 +87,11 @@ class NvmeTier:
         return len(self._entries)
 
     @property
+    def ids(self) -> KeysView[RecordId]:
+        """Names of all records, as they are now."""
+        return self._entries.keys()
+
+    @property
     def used(self) -> int:
         """Bytes of all segments."""
         return sum(self._sizes.values())
@@ -87,10 +103,11 @@ class NvmeTier:
 
     def offer(self, stored: Stored, payload: Bytes, release: Callable[[], None]) -> None:
         """Writes a record some time later, unless it is here. `payload` stays as it is until `release` is called."""
-        if stored.id in self._entries or self._queue.full() or self._now() < self._rests_until:
+        if stored.id in self._entries or not self._takes(stored.size) or self._now() < self._rests_until:
             self.counts.dropped += stored.id not in self._entries
             release()
         else:
+            self.waiting_bytes += stored.size
             self._queue.put_nowait(_Waiting(stored, payload, release))
 
     async def fetch(self, wanted: Sequence[tuple[RecordId, Bytes]]) -> list[Stored | None]:
@@ -134,8 +151,18 @@ class NvmeTier:
     def close(self) -> None:
         """Drops what still waits and gives the directory back; nobody reads or runs any more."""
         while not self._queue.empty():
-            self._queue.get_nowait().release()
+            self._release([self._queue.get_nowait()])
         self._files.close()
+
+    def _takes(self, size_bytes: int) -> bool:
+        """Whether one more record may wait."""
+        fits = not self.waiting_bytes or self.waiting_bytes + size_bytes <= self._queue_bytes
+        return fits and not self._queue.full()
+
+    def _release(self, records: Iterable[_Waiting]) -> None:
+        for each in records:
+            self.waiting_bytes -= each.stored.size
+            each.release()
 
     async def _recover(self) -> None:
         for number in reversed(self._files.numbers):
@@ -166,8 +193,7 @@ class NvmeTier:
         try:
             places = await settled(asyncio.to_thread(self._append, [(item.stored, item.payload) for item in new]))
         finally:
-            for item in batch:
-                item.release()
+            self._release(batch)
         self._written([item.stored for item in new], places)
         await self._make_room()
 

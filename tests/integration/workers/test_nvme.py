@@ -63,7 +63,7 @@ async def test_a_store_that_starts_anew_serves_what_it_wrote(
 
 async def test_more_prompts_than_dram_holds_are_all_hits(model: Path, oracle: Oracle, tmp_path: Path) -> None:
     prompts = [[3 + (index * (7 + number)) % 400 for index in range(700)] for number in range(5)]
-    store = {"nvme_dir": tmp_path, "nvme_segment_mb": 4, "memory_mb": 1, "landing_mb": 8}
+    store = {"nvme_dir": tmp_path, "nvme_segment_mb": 4, "memory_mb": 1, "landing_mb": 8, "nvme_queue_share": 0.75}
     async with worker_stack(model, store=store) as stack:
         for prompt in prompts:
             assert await asked(stack, oracle, prompt) == 0

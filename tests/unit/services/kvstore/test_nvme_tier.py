@@ -13,7 +13,7 @@ import numpy as np
 from fabric.lifecycle import background
 from services.kvstore.nvme.files import SegmentFiles
 from services.kvstore.nvme.format import PAGE
-from services.kvstore.nvme.tier import NvmeTier
+from services.kvstore.nvme.tier import MAX_QUEUED, NvmeTier
 from services.kvstore.records import RecordId
 from tests.support.clock import FakeClock
 from tests.unit.services.kvstore.test_nvme_files import SIZE, payload, stored
@@ -23,7 +23,8 @@ SEGMENT = 16 * PAGE  # five records
 
 @asynccontextmanager
 async def opened(folder: Path, clock: FakeClock, segments: int = 100) -> AsyncIterator[NvmeTier]:
-    tier = NvmeTier(SegmentFiles(folder, SEGMENT, direct=False), segments * SEGMENT, retention_s=3600.0, now=clock)
+    files = SegmentFiles(folder, SEGMENT, direct=False)
+    tier = NvmeTier(files, segments * SEGMENT, retention_s=3600.0, now=clock, queue_bytes=1 << 30)
     try:
         async with background(tier.run(), "nvme"):
             yield tier
@@ -142,14 +143,14 @@ async def test_a_disk_that_takes_nothing_costs_hits_and_recovers(tmp_path, monke
 
 
 async def test_a_queue_that_is_full_drops_and_lets_go(tmp_path):
-    tier = NvmeTier(SegmentFiles(tmp_path, SEGMENT, direct=False), 10**9, 3600.0, FakeClock())
+    tier = NvmeTier(SegmentFiles(tmp_path, SEGMENT, direct=False), 10**9, 3600.0, FakeClock(), 1 << 30)
     released: list[int] = []
-    for number in range(700):
-        one = stored(number % 200, 64)
-        tier.offer(one, payload(1, 64), lambda: released.append(1))
-    assert len(released) == 700 - 512 == tier.counts.dropped
+    one, data = stored(1, 64), payload(1, 64)
+    for _ in range(MAX_QUEUED + 200):
+        tier.offer(one, data, lambda: released.append(1))
+    assert len(released) == 200 == tier.counts.dropped
     tier.close()
-    assert len(released) == 700
+    assert len(released) == MAX_QUEUED + 200
 
 
 async def test_the_newest_of_two_copies_counts_after_a_restart(tmp_path):

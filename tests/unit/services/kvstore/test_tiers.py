@@ -1,0 +1,137 @@
+"""DRAM over a disk: whatever the disk does, the store goes on storing and raising."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fabric.kvlink.verify import digest
+from fabric.lifecycle import background
+from fabric.records import Extent
+from services.kvstore.nvme.files import SegmentFiles
+from services.kvstore.nvme.tier import NvmeTier
+from services.kvstore.records import ROOT, BlockName, Identity, Record, RecordId, RecordKind
+from services.kvstore.tier import DramTier
+from services.kvstore.tiers import Tiers
+from tests.support.clock import FakeClock
+
+SIZE = 4096
+IDENTITY = Identity("rev", "layout")
+
+
+def name(number: int) -> BlockName:
+    return BlockName(number.to_bytes(32), number.to_bytes(4))
+
+
+def payload(number: int) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, SIZE, dtype=np.uint8)
+
+
+@dataclass
+class Bench:
+    """Both tiers on one clock."""
+
+    tiers: Tiers
+    clock: FakeClock
+
+    @property
+    def nvme(self) -> NvmeTier:
+        assert self.tiers.nvme is not None
+        return self.tiers.nvme
+
+    def put(self, number: int, parent: int | None = None) -> bool:
+        """Stores a block as a writer's commit does; False where DRAM has no room that can be made."""
+        dram, data = self.tiers.dram, payload(number)
+        place = dram.take(SIZE)
+        if place is None:
+            return False
+        dram.memory[place : place + SIZE] = data
+        extent = Extent("latent", 0, 1, 0, SIZE, digest(data))
+        above = ROOT if parent is None else name(parent).key
+        one = Record(
+            RecordId(RecordKind.BLOCK, name(number).key), IDENTITY, name(number).tokens, above, place, SIZE, (extent,)
+        )
+        if dram.admit(one):
+            self.tiers.keep(one)
+        return True
+
+    async def get(self, *numbers: int) -> int:
+        """Leading blocks of a prefix that come back, each as it was put."""
+        names = [name(number) for number in numbers]
+        await self.tiers.raise_(names, IDENTITY, anchor=False)
+        records = self.tiers.dram.collect(names, IDENTITY, anchor=False)
+        for number, record in zip(numbers, records, strict=False):
+            assert (self.tiers.dram.memory[record.offset : record.offset + SIZE] == payload(number)).all()
+        return len(records)
+
+    async def written(self) -> None:
+        async with asyncio.timeout(10.0):
+            await self.nvme.drained()
+
+
+@asynccontextmanager
+async def opened(folder: Path, records: int, queue_records: int = 1000, segments: int = 1000) -> AsyncIterator[Bench]:
+    """DRAM of `records` blocks over a disk of segments of 8 blocks."""
+    clock, segment = FakeClock(10_000.0), 16 * SIZE
+    nvme = NvmeTier(
+        SegmentFiles(folder, segment, direct=False), segments * segment, 3600.0, clock, queue_records * SIZE
+    )
+    try:
+        async with background(nvme.run(), "nvme"):
+            yield Bench(Tiers(DramTier(records * SIZE, clock), nvme, clock), clock)
+    finally:
+        nvme.close()
+
+
+@contextmanager
+def stalled(monkeypatch) -> Iterator[threading.Event]:
+    """Writes wait from now on: the event says that one does. They go on at the end of the block."""
+    goes_on, waits, real = threading.Event(), threading.Event(), os.pwritev
+
+    def slow(*arguments: object) -> int:
+        waits.set()
+        assert goes_on.wait(30.0)
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", slow)
+        try:
+            yield waits
+        finally:
+            goes_on.set()
+
+
+async def test_a_disk_that_stalls_holds_its_share_of_dram_and_no_more(tmp_path, monkeypatch):
+    async with opened(tmp_path, records=16, queue_records=4) as bench:
+        for number in range(4):
+            assert bench.put(number)
+            await bench.written()
+        with stalled(monkeypatch) as waits:
+            assert bench.put(100)
+            assert await asyncio.to_thread(waits.wait, 10.0)
+            for number in range(101, 140):  # more than DRAM holds: each finds room
+                assert bench.put(number), number
+                assert bench.nvme.waiting_bytes <= 4 * SIZE
+            assert bench.nvme.counts.dropped == 36 and bench.nvme.counts.written == 4
+            assert await bench.get(0, 1, 2, 3) == 4  # what is on disk comes up meanwhile
+            assert await bench.get(139) == 1
+        await bench.written()
+        assert bench.nvme.waiting_bytes == 0 and bench.nvme.counts.written == 8
+        assert all(bench.nvme.size_of(RecordId(RecordKind.BLOCK, name(n).key)) for n in (100, 101, 102, 103))
+        assert bench.put(200) and await bench.get(200) == 1
+        await bench.written()
+        assert bench.nvme.counts.written == 9
+
+
+async def test_a_record_larger_than_the_share_is_written_while_nothing_else_waits(tmp_path):
+    async with opened(tmp_path, records=4, queue_records=0) as bench:
+        assert bench.put(1) and bench.put(2)
+        await bench.written()
+        assert bench.nvme.counts.written == 1 and bench.nvme.counts.dropped == 1
