@@ -61,7 +61,8 @@ def _forward(
     (at, end), (hit, upper, first) = span, bounds
     batch = piece(tokens[at:end], at)
     before = [[tokens[at - back] if told and at >= back else -1 for back in range(1, REACH + 1)]]
-    replay = Replay(np.array([hit], np.int32), np.array(before, np.int64), np.array([upper], np.int32))
+    hits, uppers = (np.array([position], np.int32) for position in (hit, upper))
+    replay = Replay(hits, np.array(before, np.int64), uppers, family.config.window)
     asked = np.arange(max(0, first - at), max(batch.rows, first - at))
     return family.forward(replace(batch, logit_rows=asked, replay=replay), pool)
 

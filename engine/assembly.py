@@ -56,7 +56,7 @@ def assemble(chunks: Items[Chunk], layout: Layout) -> tuple[RaggedBatch, list[Ro
         block_tables=tuple(_table(chunk, layout.block_tokens) for chunk in chunks),
         slots=np.array([chunk.sequence.slot for chunk in chunks], dtype=np.int64),
         logit_rows=np.array(wanted, dtype=np.int64),
-        replay=_replay(chunks) if layout.replay.tokens else None,
+        replay=_replay(chunks, layout.replay.tokens) if layout.replay.tokens else None,
         images=_images(chunks, starts),
     )
     return batch, rows
@@ -79,7 +79,7 @@ def _images(chunks: Items[Chunk], starts: np.ndarray) -> ImageRows | None:
     return ImageRows(np.concatenate(at), np.concatenate([rows for _, rows in found]))
 
 
-def _replay(chunks: Items[Chunk]) -> Replay:
+def _replay(chunks: Items[Chunk], tokens: int) -> Replay:
     sequences = [chunk.sequence for chunk in chunks]
     before = np.full((len(chunks), _BEFORE), -1, dtype=np.int64)
     for row, chunk in zip(before, chunks, strict=True):
@@ -89,4 +89,5 @@ def _replay(chunks: Items[Chunk]) -> Replay:
         hits=np.array([sequence.replay_hit for sequence in sequences], dtype=np.int32),
         before=before,
         upper=np.array([sequence.upper_from for sequence in sequences], dtype=np.int32),
+        tokens=tokens,
     )

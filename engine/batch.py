@@ -13,12 +13,13 @@ from engine.images import ImageRows
 class Replay:
     """Bounded replay of a batch's sequences; only models whose layout says so are given one.
 
-    A sequence with a hit starts at most one window before its end, and keeps naming it until its context reaches it.
+    A sequence with a hit starts at most `tokens` before its end, and keeps naming it until its context reaches it.
     """
 
     hits: np.ndarray  # int32 [sequences] tokens whose global entries are cached though their window rows are not
     before: np.ndarray  # int64 [sequences, tokens] ids before each context, nearest first; -1: none
     upper: np.ndarray  # int32 [sequences] first position that goes above the last entry source; 0: every one does
+    tokens: int  # recomputed before the end of each hit: one window, or as many as there are layers
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from engine.errors import InvalidParameter
 from engine.layout import Layout
 from engine.sampling.params import is_integer
+from engine.windows import WINDOW_STATES
 
 DTYPES = ("float32", "bfloat16")
 _POSITIVE = ("memory_bytes", "block_tokens", "max_batch_tokens", "max_sequences", "max_waiting", "anchor_every_blocks")
@@ -31,6 +32,7 @@ class EngineConfig:
     threads: int | None = None
     kernels: str = "auto"
     model_name: str = ""  # empty: the directory's name
+    window_state: str = "auto"  # how window rows come back at a prefix hit: see engine.windows
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model_dir", Path(self.model_dir))
@@ -41,6 +43,9 @@ class EngineConfig:
                 _require_positive(field, getattr(self, field))
         if self.dtype not in DTYPES:
             raise InvalidParameter("dtype", f"{self.dtype!r} is not known", f"use one of {', '.join(DTYPES)}")
+        if self.window_state not in WINDOW_STATES:
+            fix = f"use one of {', '.join(WINDOW_STATES)}"
+            raise InvalidParameter("window_state", f"{self.window_state!r} is not known", fix)
         if self.max_batch_tokens <= self.max_sequences:
             raise InvalidParameter(
                 "max_batch_tokens", "must exceed max_sequences", f"use more than {self.max_sequences}"

@@ -39,6 +39,7 @@ from engine.sequence import Phase, Role, Sequence
 from engine.stats import Counters, EngineStats
 from engine.stops import FinishReason
 from engine.transfer import TransferDesk
+from engine.windows import served
 from kernels import choose
 
 
@@ -100,7 +101,7 @@ class Engine:
             family.vocab_size,
             family.max_context_tokens,
             family.eos_token_ids,
-            family.layout,
+            served(family.layout, config.window_state, family.max_context_tokens),
             family.image_input if isinstance(family, TakesImages) else None,
         )
         pool = CachePool(model.layout, *config.memory(model.layout), dtype)

@@ -56,19 +56,31 @@ class CacheGroup:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPolicy:
-    """Bounded replay: window rows of a cached prefix are not kept but recomputed from its last tokens; approximate.
+    """How window rows of a cached prefix come back: kept in anchors, or recomputed from the prefix's last tokens.
 
-    `decoder`: of a prompt only the last `tokens` go through the layers above the last entry source. `handoff`: prefill
-    computes entries alone; decode replays the last `tokens` of the prompt and draws the first token.
+    One window of tokens is approximate: its first rows lack what came before. `stacked`: as many windows as there are
+    layers, for each layer's rows need those of the layer below one window further back; exact. `decoder`: of a prompt
+    only the last `tokens` go through the layers above the last entry source. `handoff`: prefill computes entries alone;
+    decode replays the last `tokens` of the prompt and draws the first token.
     """
 
     tokens: int = 0  # recomputed before the end of a prefix hit; 0: window rows are kept and hits are exact
     decoder: bool = False
     handoff: bool = False
+    stacked: bool = False
 
     def __post_init__(self) -> None:
-        if self.tokens < 0 or ((self.decoder or self.handoff) and not self.tokens):
+        if self.tokens < 0 or ((self.decoder or self.handoff or self.stacked) and not self.tokens):
             raise ValueError(f"replay policy: {self.tokens} tokens cannot be replayed")
+        if self.stacked and (self.decoder or self.handoff):
+            raise ValueError("replay policy: stacked windows need every row of a prompt in every layer")
+
+    @property
+    def window_policy(self) -> str:
+        """The policy's name, which is part of every prefix key: "exact", "replay" or "recompute"."""
+        if not self.tokens:
+            return "exact"
+        return "recompute" if self.stacked else "replay"
 
     def start(self, hit_tokens: int) -> int:
         """First position that is computed after a hit of `hit_tokens` tokens."""
@@ -117,7 +129,7 @@ class Layout:
     @property
     def window_policy(self) -> str:
         """How window state comes back at a prefix hit: part of every prefix key."""
-        return "replay" if self.replay.tokens else "exact"
+        return self.replay.window_policy
 
     @property
     def block_bytes(self) -> int:

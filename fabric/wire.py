@@ -150,7 +150,7 @@ class GroupLike(Protocol):
 
 
 class ReplayLike(Protocol):
-    """What a layout says of bounded replay; 0 tokens: nothing is replayed."""
+    """What a layout says of windows after a hit; 0 tokens: nothing is computed again."""
 
     @property
     def tokens(self) -> int: ...
@@ -158,6 +158,8 @@ class ReplayLike(Protocol):
     def decoder(self) -> bool: ...
     @property
     def handoff(self) -> bool: ...
+    @property
+    def stacked(self) -> bool: ...
 
 
 class LayoutLike(Protocol):
@@ -182,7 +184,9 @@ _KINDS = {"global": pb.CACHE_GROUP_KIND_GLOBAL, "window": pb.CACHE_GROUP_KIND_WI
 
 def pack_layout(layout: LayoutLike) -> pb.Layout:
     replay = layout.replay
-    policy = pb.ReplayPolicy(tokens=replay.tokens, decoder=replay.decoder, handoff=replay.handoff)
+    policy = pb.ReplayPolicy(
+        tokens=replay.tokens, decoder=replay.decoder, handoff=replay.handoff, stacked=replay.stacked
+    )
     return pb.Layout(
         fingerprint=layout.fingerprint,
         records_fingerprint=layout.records_fingerprint,

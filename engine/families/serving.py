@@ -10,8 +10,8 @@ from engine.checkpoint.errors import CheckpointError
 SECTION = "serving"
 
 
-def flags(config: dict[str, Any], known: Sequence[str]) -> dict[str, bool]:
-    """True or false for every switch in `known`, false where absent.
+def flags(config: dict[str, Any], known: Sequence[str], on: Sequence[str] = ()) -> dict[str, bool]:
+    """True or false for every switch in `known`; absent ones are false, except those in `on`.
 
     Raises CheckpointError naming the key for anything else, and for a switch that the family does not have.
     """
@@ -23,7 +23,7 @@ def flags(config: dict[str, Any], known: Sequence[str]) -> dict[str, bool]:
     for key, value in section.items():
         if not isinstance(value, bool):
             raise _refusal(key, f"{value!r} is neither true nor false", "write true or false")
-    return {key: section.get(key, False) for key in known}
+    return {key: section.get(key, key in on) for key in known}
 
 
 def _refusal(item: str, message: str, fix: str) -> CheckpointError:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.layout import ReplayPolicy
 from protos.deepinfer.v1 import common_pb2
 from services.gateway.router import Worker
 
@@ -95,7 +96,7 @@ class Standing:
             records_fingerprint=model.layout.records_fingerprint,
             block_tokens=model.layout.block_tokens,
             max_tokens=self.limits.max_tokens,
-            window_policy="replay" if model.layout.replay.tokens else "exact",
+            window_policy=_window_policy(model.layout.replay),
             max_requests=max(1, self.limits.max_requests),
             queued_tokens=status.queued_tokens,
             sent_tokens=sum(sent.tokens for sent in self._sent.values()),
@@ -114,3 +115,11 @@ class Standing:
 
     def _recent_now(self, now: float) -> float:
         return self._recent * math.exp2(-(now - self._recent_at) / _HALF_LIFE_S)
+
+
+def _window_policy(replay: common_pb2.ReplayPolicy) -> str:
+    """How the worker's keys name its window state; a policy that no layout can have names what nobody holds."""
+    try:
+        return ReplayPolicy(replay.tokens, replay.decoder, replay.handoff, replay.stacked).window_policy
+    except ValueError:
+        return ""

@@ -17,8 +17,7 @@ def unpack_layout(message: pb.Layout, field: str) -> Layout:
     """
     try:
         groups = tuple(_unpack_group(group) for group in message.groups)
-        replay = ReplayPolicy(message.replay.tokens, message.replay.decoder, message.replay.handoff)
-        layout = Layout(message.block_tokens, message.max_rollback, groups, replay)
+        layout = Layout(message.block_tokens, message.max_rollback, groups, unpack_replay(message.replay))
     except (ValueError, KeyError) as error:
         raise InvalidArgument(str(error), field=field, fix="send the layout that Info tells") from error
     if layout.fingerprint != message.fingerprint:
@@ -28,6 +27,11 @@ def unpack_layout(message: pb.Layout, field: str) -> Layout:
             fix="send the layout that Info tells",
         )
     return layout
+
+
+def unpack_replay(message: pb.ReplayPolicy) -> ReplayPolicy:
+    """The policy of a layout's windows. Raises ValueError for one that no layout can have."""
+    return ReplayPolicy(message.tokens, message.decoder, message.handoff, message.stacked)
 
 
 def _unpack_group(group: pb.CacheGroup) -> CacheGroup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,10 +22,14 @@ VOCABULARY = int(v4_tiny.TINY["vocab_size"])
 
 @pytest.fixture(scope="module", params=["v4", "v41", "v3", "v32"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """V4 and V4.1 have window groups and need anchors; V3 and V3.2 have neither."""
+    """V4 and V4.1 have window groups, both exact here, and need anchors; V3 and V3.2 have neither."""
     if request.param == "v41":
-        assert json.loads((V41 / "config.json").read_text())["text_config"]["vocab_size"] == VOCABULARY
-        return V41
+        config = json.loads((V41 / "config.json").read_text())
+        assert config["text_config"]["vocab_size"] == VOCABULARY
+        folder = Path(shutil.copytree(V41, tmp_path_factory.mktemp("v41") / "tiny-q"))
+        exact = json.dumps(config | {"serving": {"encoder_replay": False}})
+        (folder / "config.json").write_text(exact, encoding="utf-8")
+        return folder
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "v4":
         return v4_tiny.write_tiny(folder)

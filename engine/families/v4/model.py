@@ -15,7 +15,7 @@ from engine.families.v4.layout import v4_layout
 from engine.families.v4.mtp import V4Draft
 from engine.families.v4.names import upstream
 from engine.families.v4.options import Options, parse_options
-from engine.families.v4.ragged import check, ragged
+from engine.families.v4.ragged import check, rows_of
 from engine.families.v4.rounding import Rounding
 from engine.families.v4.weights import V4Weights, build
 from kernels import Ops
@@ -53,7 +53,8 @@ class V4:
     def forward(self, batch: RaggedBatch, cache: CachePool) -> torch.Tensor:
         """Logits fp32 [len(batch.logit_rows), vocabulary]; writes every new record into `cache`.
 
-        Exact for any chunking. Raises ValueError for a batch that does not fit the cache.
+        Exact for any chunking, and with `batch.replay` a function of it and the tokens for any chunking. Raises
+        ValueError for a batch that does not fit the cache.
         """
         return self.logits(self.streams(batch, cache), batch)
 
@@ -61,7 +62,7 @@ class V4:
         """The residual streams behind the last layer, fp32 [rows, streams, hidden]; writes and raises as `forward`."""
         check(batch, cache, self.vocab_size, self.max_context_tokens)
         self._ops.begin()
-        step = self._layers.begin(ragged(batch, self.config.rates), cache)
+        step = self._layers.begin(rows_of(batch, self.config.rates), cache)
         embedded = self.weights.embedding[step.tokens].to(torch.float32)
         x = embedded[:, None].repeat(1, self.config.streams, 1)
         for layer, place in zip(self.weights.layers, self._places, strict=True):
@@ -71,6 +72,8 @@ class V4:
     def logits(self, streams: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
         """Logits of the rows that the batch asks for."""
         wanted = streams[torch.from_numpy(np.asarray(batch.logit_rows, np.int64))]
+        if not len(wanted):
+            return torch.empty(0, self.vocab_size)
         return self._ops.linear(self._ops.hyper_head(wanted, self.weights.head), self.weights.logits)
 
 

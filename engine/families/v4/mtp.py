@@ -16,7 +16,7 @@ from engine.cache.pool import CachePool
 from engine.families.draft import Drafted, chosen_block, states_of
 from engine.families.v4.layer import Layers, Place, Step
 from engine.families.v4.layout import draft_layout
-from engine.families.v4.ragged import check, ragged
+from engine.families.v4.ragged import check, rows_of
 from engine.families.v4.weights import MtpBlock
 from kernels import Ops
 
@@ -45,7 +45,7 @@ class V4Draft:
         hidden = states_of(batch, hidden)
         self._ops.begin()
         index = chosen_block(self.blocks, depth)
-        block, step = self._model.weights.mtp[index], self._layers.begin(ragged(batch, ()), cache)
+        block, step = self._model.weights.mtp[index], self._layers.begin(rows_of(batch, ()), cache)
         x = self._layers.run(self._joined(block, hidden, step), block.layer, Place(index), step)
         wanted = x[torch.from_numpy(np.asarray(batch.logit_rows, np.int64))]
         return Drafted(self._ops.linear(self._ops.hyper_head(wanted, block.head), self._model.weights.logits), x)

@@ -6,6 +6,7 @@ import numpy as np
 
 from engine.batch import RaggedBatch
 from engine.cache.pool import CachePool
+from engine.families.replay import require_hits, resumed
 from kernels.operands import Ragged, Windows
 
 
@@ -27,6 +28,15 @@ def ragged(batch: RaggedBatch, rates: tuple[int, ...]) -> Ragged:
         tables=tables,
         windows={rate: _finished(context, new, rate) for rate in rates},
     )
+
+
+def rows_of(batch: RaggedBatch, rates: tuple[int, ...]) -> Ragged:
+    """As `ragged`, and where the batch replays, with windows and entries as they are after its hits."""
+    rows = ragged(batch, rates)
+    if batch.replay is None:
+        return rows
+    require_hits(batch.replay, batch)
+    return resumed(rows, batch.replay)
 
 
 def check(batch: RaggedBatch, cache: CachePool, vocab_size: int, max_context_tokens: int) -> None:

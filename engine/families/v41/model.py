@@ -14,6 +14,7 @@ from engine.cache.pool import CachePool
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.reader import Progress, Reader
 from engine.families.fields import refusal
+from engine.families.replay import resumed
 from engine.families.rotary import GrowingRope
 from engine.families.v4.ragged import check, ragged
 from engine.families.v41.attention import Attention, Shared
@@ -24,7 +25,7 @@ from engine.families.v41.memory import EngramMemory
 from engine.families.v41.names import upstream
 from engine.families.v41.normalise import load_classes
 from engine.families.v41.options import Options, parse_options
-from engine.families.v41.replay import kept_rows, query_rows, require_fit, resumed, upper_rows
+from engine.families.v41.replay import kept_rows, query_rows, require_fit, upper_rows
 from engine.families.v41.weights import EngramWeights, Layer, V41Weights, build
 from engine.images import ImageInput, ImageRows
 from kernels import Ops
@@ -110,7 +111,7 @@ class V41:
         rows = ragged(batch, self.config.schedule.ratios)
         if batch.replay is not None:
             require_fit(batch.replay, batch, self._memory.before if self._memory else 0)
-            rows = resumed(rows, batch.replay, self.config.window)
+            rows = resumed(rows, batch.replay)
         flow = self._enter(rows, batch.images, cache, batch.replay)
         upper = self._upper(rows, batch.replay)
         for index, layer in enumerate(self.weights.layers):

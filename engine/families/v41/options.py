@@ -15,9 +15,10 @@ class Options:
     """`fake_quantize`: cached records hold the values their published 8 and 4 bit formats can hold, as trained.
 
     The others are bounded replay, approximate, and any of them makes prefix hits recompute their last window instead of
-    restoring it. `encoder_replay` asks for nothing more. `decoder_replay`: of a prompt only the last window goes
-    through the layers above the last entry source, for half the prefill parameters. `handoff_replay`: prefill computes
-    entries alone and pushes no window; decode replays the last one and draws the first token.
+    restoring it. `encoder_replay` asks for nothing more; a checkpoint is served so unless it says false, as its makers
+    serve it. `decoder_replay`: of a prompt only the last window goes through the layers above the last entry source,
+    for half the prefill parameters. `handoff_replay`: prefill computes entries alone and pushes no window; decode
+    replays the last one and draws the first token.
     """
 
     fake_quantize: bool = False
@@ -38,5 +39,8 @@ class Options:
 
 
 def parse_options(config: dict[str, Any]) -> Options:
-    """The `serving` section of config.json, all false where it is absent. Raises CheckpointError naming the key."""
-    return Options(**flags(config, SWITCHES))
+    """The `serving` section of config.json; what it leaves out is false but for `encoder_replay`.
+
+    Raises CheckpointError naming the key.
+    """
+    return Options(**flags(config, SWITCHES, on=("encoder_replay",)))

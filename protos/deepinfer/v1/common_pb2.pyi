@@ -86,14 +86,16 @@ class Layout(_message.Message):
     def __init__(self, fingerprint: _Optional[str] = ..., block_tokens: _Optional[int] = ..., max_rollback: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[CacheGroup, _Mapping]]] = ..., replay: _Optional[_Union[ReplayPolicy, _Mapping]] = ..., records_fingerprint: _Optional[str] = ...) -> None: ...
 
 class ReplayPolicy(_message.Message):
-    __slots__ = ("tokens", "decoder", "handoff")
+    __slots__ = ("tokens", "decoder", "handoff", "stacked")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECODER_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
+    STACKED_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     decoder: bool
     handoff: bool
-    def __init__(self, tokens: _Optional[int] = ..., decoder: _Optional[bool] = ..., handoff: _Optional[bool] = ...) -> None: ...
+    stacked: bool
+    def __init__(self, tokens: _Optional[int] = ..., decoder: _Optional[bool] = ..., handoff: _Optional[bool] = ..., stacked: _Optional[bool] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "revision", "family", "vocab_size", "max_context_tokens", "eos_token_ids", "layout")

@@ -66,6 +66,7 @@ class Replay:
     tokens: int = 0
     decoder: bool = False
     handoff: bool = False
+    stacked: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def test_a_layout_is_packed_field_by_field():
 def test_only_a_layout_that_replays_says_so():
     assert not wire.pack_layout(Layout()).HasField("replay")
     policy = wire.pack_layout(Layout(replay=Replay(128, decoder=True))).replay
-    assert (policy.tokens, policy.decoder, policy.handoff) == (128, True, False)
+    assert (policy.tokens, policy.decoder, policy.handoff, policy.stacked) == (128, True, False, False)
+    assert wire.pack_layout(Layout(replay=Replay(1024, stacked=True))).replay.stacked
 
 
 def test_an_unknown_kind_of_group_is_no_silent_default():

@@ -26,6 +26,7 @@ _REPOSITORY = Path(__file__).parents[4]
 _VARIABLE = "DEEPINFER_V41_FIXTURES"
 Tensors = dict[str, torch.Tensor]
 EXACT = Options()
+WINDOW = 16  # tokens of the tiny models
 
 
 def larger() -> Path:
@@ -59,11 +60,13 @@ def resumed_rows(
     return torch.cat(logits)
 
 
-def replaying(batch: RaggedBatch, tokens: Sequence[int], hit: int = 0, upper: int = 0) -> RaggedBatch:
+def replaying(
+    batch: RaggedBatch, tokens: Sequence[int], hit: int = 0, upper: int = 0, replayed: int = WINDOW
+) -> RaggedBatch:
     """The batch, whose every sequence is `tokens`, replayed from a hit or with upper layers from `upper` on."""
     before = [[tokens[at - back] if at >= back else -1 for back in (1, 2, 3)] for at in batch.context]
     hits, uppers = (np.full(batch.sequences, value, np.int32) for value in (hit, upper))
-    return replace(batch, replay=Replay(hits, np.array(before, np.int64), uppers))
+    return replace(batch, replay=Replay(hits, np.array(before, np.int64), uppers, replayed))
 
 
 def asking(batch: RaggedBatch, rows: Sequence[int]) -> RaggedBatch:

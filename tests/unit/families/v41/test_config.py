@@ -95,9 +95,11 @@ def test_a_wrong_serving_section_is_refused(section: object, key: str) -> None:
     assert caught.value.item == key
 
 
-def test_options_are_off_unless_the_config_turns_them_on() -> None:
-    assert parse_options({}) == Options()
-    assert parse_options({"serving": {"decoder_replay": True}}) == Options(decoder_replay=True)
+def test_options_are_off_unless_the_config_turns_them_on_but_for_the_replay_of_hits() -> None:
+    assert parse_options({}) == Options(encoder_replay=True)
+    assert parse_options({"serving": {"encoder_replay": False}}) == Options()
+    chosen = parse_options({"serving": {"decoder_replay": True}})
+    assert chosen == Options(encoder_replay=True, decoder_replay=True)
 
 
 def test_both_names_lead_to_this_family() -> None:

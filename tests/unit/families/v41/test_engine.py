@@ -47,7 +47,9 @@ def start(served: Callable[..., Path]) -> Open:
 
     def start(*switches: str, **settings: object) -> Engine:
         folder = folders.setdefault(switches, folders.get(switches) or served(*switches))
-        config = {"num_blocks": 24, "num_slots": 16, "batch_invariant": True, "threads": 1} | settings
+        state = "auto" if switches else "exact"
+        config = {"num_blocks": 24, "num_slots": 16, "batch_invariant": True, "threads": 1, "window_state": state}
+        config |= settings
         return Engine.open(EngineConfig(folder, **config))
 
     return start

@@ -189,7 +189,7 @@ def test_replays_and_decodes_share_a_batch(family: V41, clean: torch.Tensor) -> 
         ({"hits": [64, 64]}, "one prefix for each"),
         ({"hits": [-1]}, "one prefix for each"),
         ({"hits": [100]}, "begin before the replay"),
-        ({"upper": [1, 1]}, "one prefix for each"),
+        ({"upper": [1, 1]}, "name one for each"),
         ({"upper": [60]}, "stay below the upper layers"),
         ({"before": [[1, 2]]}, "3 are needed"),
     ],
