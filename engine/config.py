@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.errors import InvalidParameter
 from engine.layout import Layout
+from engine.offers import STANDARD, OfferPolicy
 from engine.sampling.params import is_integer
 from engine.windows import WINDOW_STATES
 
@@ -32,6 +33,7 @@ class EngineConfig:
     threads: int | None = None
     kernels: str = "auto"
     model_name: str = ""  # empty: the directory's name
+    offers: OfferPolicy = STANDARD  # of what waits for a store
     window_state: str = "auto"  # how window rows come back at a prefix hit: see engine.windows
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from engine.families import TakesImages, open_family
 from engine.intake import Intake
 from engine.memory import KVMemory
 from engine.model import ModelInfo, model_revision
+from engine.offers import Offers
 from engine.prefix import Salt
 from engine.requests import (
     DecodeRequest,
@@ -73,7 +74,10 @@ class Engine:
         self._scheduler = Scheduler(policy, self.memory, clock)
         self._intake = Intake(model, num_blocks, decode, clock)
         self._desk = TransferDesk(self.memory, self._intake)
-        self._sealer = Sealer(self.memory, pool.copy_slot, config.anchor_every_blocks)
+        self.offers = Offers(self.memory, layout, config.offers, clock)
+        self.memory.give_way = self.offers.give_way
+        every = config.offers.every_blocks(layout, config.anchor_every_blocks)
+        self._sealer = Sealer(self.memory, pool.copy_slot, config.anchor_every_blocks, self.offers, every)
         self._counters = Counters()
         self._committer = Committer(model.eos_token_ids, self._sealer, self._counters)
         self._sequences: dict[str, Sequence] = {}
@@ -153,6 +157,7 @@ class Engine:
         reservation = self._desk.claim(request)
         sequence.blocks, sequence.slot = list(reservation.blocks), reservation.slot
         sequence.computed_tokens, sequence.cached_tokens = reservation.kv_tokens, 0
+        sequence.offered_blocks = reservation.kv_tokens // self.memory.block_tokens  # by who computed them
         self._sequences[request.request_id] = sequence
         self._scheduler.start(sequence)
         self._sealer.seal(sequence, decoding=False)
@@ -280,6 +285,11 @@ class Engine:
             preemptions=counters.preemptions,
             finished=counters.finished,
             failed=counters.failed,
+            offers=len(self.offers),
+            offers_bytes=self.offers.waiting_bytes,
+            offers_refused=self.offers.counts.refused,
+            offers_late=self.offers.counts.late,
+            offers_taken_back=self.offers.counts.taken_back,
         )
 
     def _run(self, plan: Plan) -> list[Event]:
@@ -348,9 +358,12 @@ class Engine:
         """End a failed sequence; what it cached may be wrong and must not be hit."""
         self._counters.failed += 1
         self.memory.index.distrust(sequence.chain)
+        sequence.offer_as = None
+        self.offers.forget(sequence.request_id)
         self._end(sequence)
 
     def _end(self, sequence: Sequence) -> None:
+        self._sealer.offer(sequence)
         self._scheduler.remove(sequence, Phase.ENDED)
         del self._sequences[sequence.request_id]
 
@@ -366,5 +379,5 @@ class Engine:
 
     def _check_idle(self) -> None:
         """A self-check for free: when nobody is alive, nothing may be held."""
-        if not self._sequences and not self._desk.reserved and not self._desk.loading:
+        if not self._sequences and not self._desk.reserved and not self._desk.loading and not self.offers:
             self.memory.check_idle()

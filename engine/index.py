@@ -98,6 +98,11 @@ class PrefixIndex:
         self._anchored[entry.key] = entry
         return True
 
+    def anchor_at(self, chain: KeyChain, index: int) -> int | None:
+        """Slot of the anchor at the end of block `index`, if there is one."""
+        entry = self._find(chain, index)
+        return None if entry is None else entry.anchor_slot
+
     def drop_anchor(self, chain: KeyChain, index: int) -> None:
         """Forget the anchor at the end of block `index`, if there is one."""
         entry = self._find(chain, index)

@@ -60,6 +60,7 @@ class Intake:
             chain=self.chain(request.salt, tokens if request.cache else (), request.images),
             watch=watch,
             images=request.images,
+            offer_as=request.offer_as if request.cache else None,
         )
         self._bound(sequence)
         self._replay(sequence, may_end=isinstance(request, DecodeRequest) and not request.replays)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from engine.blocks import BlockPool
 from engine.errors import Exhausted, IntegrityBroken
@@ -24,17 +24,26 @@ class KVMemory:
         self.blocks = BlockPool(num_blocks, "kv blocks")
         self.slots = BlockPool(num_slots, "window slots")
         self.index = PrefixIndex(self.blocks, self.slots, anchored)
+        self.give_way: Callable[[], bool] = lambda: False  # lets go of what nobody waits for; False: there is nothing
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that `tokens` tokens occupy."""
         return -(-tokens // self.block_tokens)
 
     def can_take(self, blocks: int, slots: int = 0) -> bool:
-        """Whether `take(blocks, slots)` would succeed now."""
+        """Whether `take(blocks, slots)` would succeed now; what nobody waits for is let go of until it would."""
+        while not self.fits(blocks, slots):
+            if not self.give_way():
+                return False
+        return True
+
+    def fits(self, blocks: int, slots: int = 0) -> bool:
+        """Whether `take(blocks, slots)` would succeed as things are."""
         return blocks <= self.blocks.free + self.blocks.cached and slots <= self.slots.free + self.slots.cached
 
     def take(self, blocks: int, slots: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Take fresh blocks and slots, evicting as needed. Raises Exhausted and takes nothing if that cannot do."""
+        self.can_take(blocks, slots)
         for pool, count in ((self.blocks, blocks), (self.slots, slots)):
             if count > pool.free + pool.cached:
                 raise Exhausted(pool.resource, needed=count, free=pool.free + pool.cached)

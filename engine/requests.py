@@ -21,6 +21,7 @@ class GenerateRequest:
     priority: int = 0  # from -8 to 8; one point passes 64 earlier requests
     emitted: tuple[int, ...] = ()
     images: tuple[ImageSpan, ...] = ()  # of the prompt, in order
+    offer_as: object | None = None  # not None: what is sealed is offered to a store, with this beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class PrefillRequest:
     priority: int = 0
     emitted: tuple[int, ...] = ()
     images: tuple[ImageSpan, ...] = ()  # of the prompt, in order
+    offer_as: object | None = None  # not None: what is sealed is offered to a store, with this beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class DecodeRequest:
     priority: int = 0
     replays: bool = False
     images: tuple[ImageSpan, ...] = ()  # of the prompt, in order
+    offer_as: object | None = None  # not None: what is sealed is offered to a store, with this beside it
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ class EngineRunner:
         self.steps = 0  # moves while work is pending, unless the engine is stuck
         self.busy = False  # whether work is pending: then `steps` must move
         self.fatal: BaseException | None = None
+        self.on_offer: Callable[[], None] = lambda: None  # called on the event loop after an offer was made
         self._loop = asyncio.get_running_loop()
         self._calls: deque[_Call] = deque()
         self._wake = threading.Condition()
@@ -282,6 +283,12 @@ class EngineRunner:
         if self.busy and not self._closing:
             self._send(self._step())
         self.busy = self.engine.has_work
+        if self.engine.offers.has_news and not self._closing:
+            self.engine.offers.has_news = False
+            self._loop.call_soon_threadsafe(self._tell_of_offers)
+
+    def _tell_of_offers(self) -> None:
+        self.on_offer()
 
     def _step(self) -> list[Event]:
         began = time.monotonic()

@@ -47,6 +47,7 @@ class Sequence:
     chain: KeyChain
     watch: StopWatch
     images: tuple[ImageSpan, ...] = ()
+    offer_as: object | None = None  # what a store is told of its blocks; None: they are not offered
     phase: Phase = Phase.WAITING
     blocks: list[int] = field(default_factory=list)
     slot: int | None = None
@@ -59,6 +60,7 @@ class Sequence:
     entries_only: bool = False  # a prefill that draws nothing: decode replays its last window
     upper_from: int = 0  # first position that goes above a replaying model's last entry source
     sealed_blocks: int = 0
+    offered_blocks: int = 0  # leading blocks that were offered to a store, or that somebody else offers
     suspect_tokens: int = 0  # runs alone until this many tokens are computed: a batch with it has failed
     paused: bool = False
     begun: bool = False  # has drawn a token in this life, or published all its entries

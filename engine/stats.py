@@ -52,3 +52,8 @@ class EngineStats:
     preemptions: int
     finished: int
     failed: int
+    offers: int = 0  # sets of blocks held for a store
+    offers_bytes: int = 0  # what is new in those that wait
+    offers_refused: int = 0
+    offers_late: int = 0
+    offers_taken_back: int = 0

@@ -80,7 +80,7 @@ def handoff(
     target.start_decode(
         DecodeRequest(
             request.request_id, request.prompt, (*request.emitted, first.token), request.sampling, first.state,
-            request.salt, request.cache, images=request.images,
+            request.salt, request.cache, images=request.images, offer_as=request.offer_as,
         )
     )  # fmt: skip
     return first, reservation
