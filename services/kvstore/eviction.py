@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -18,6 +18,7 @@ from services.kvstore.policy.worth import Floats
 
 K = TypeVar("K", bound=Hashable)
 GHOSTS = 65_536  # records that left and are remembered; about 150 bytes each
+_AGAIN_S = 60.0  # until a record that is idle and still here is named again
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +38,8 @@ class _Node(Generic[K]):
     uses: int
     arrival: int
     kind: int
+    idle_s: float
+    due_s: float  # when it is looked at next for being idle; infinite while others continue it
     children: int = 0
     promise: _Promise | None = None
 
@@ -48,14 +51,15 @@ class EvictionOrder(Generic[K]):
     """
 
     def __init__(self, sample: Callable[[K], int], budgets: Budgets, idle_s: float = LONGEST_S) -> None:
-        """`sample`: an even spread number of a key, the same in every run. `idle_s`: see `expired`."""
+        """`sample`: an even spread number of a key, the same in every run. `idle_s`: see `expired`, where `add` says
+        none."""
         self._budgets, self._idle_s = budgets, idle_s
         self._nodes: dict[K, _Node[K]] = {}
         self._orphans: dict[K, int] = {}  # children here of a parent that is not
         self._plain: Shelves[_Node[K]] = Shelves(lambda tick, node: self._stands(tick, node, promised=False))
         self._promised: Shelves[_Node[K]] = Shelves(lambda tick, node: self._stands(tick, node, promised=True))
         self._ends: list[tuple[float, int, _Node[K]]] = []  # heap of promises by the earliest time they may end
-        self._idle: deque[tuple[float, _Node[K]]] = deque()  # by the time each was last seen used
+        self._idle: list[tuple[float, int, _Node[K]]] = []  # heap of records by when each is looked at next
         self._ghosts: Ghosts[K] = Ghosts(GHOSTS)
         self._appraiser: Appraiser[K] = Appraiser(sample, self._appraise)
         self._ticks = 0
@@ -66,18 +70,35 @@ class EvictionOrder(Generic[K]):
     def __contains__(self, key: object) -> bool:
         return key in self._nodes
 
-    def add(self, key: K, parent: K | None, now: float, arrival: Arrival = ALONE) -> None:
+    def add(self, key: K, parent: K | None, now: float, arrival: Arrival = ALONE, idle_s: float | None = None) -> None:
         """Takes `key` in. Its parent need not be here. Raises ValueError where it is here already."""
-        if key in self._nodes:
-            raise ValueError(f"{key!r} is here already")
-        uses, came = self._ghosts.recall(key, arrival)
-        self._ghosts.forget(key)
-        node = _Node(key, parent, now, self._tick(), uses, came, kind_of(uses, came), self._orphans.pop(key, 0))
-        self._nodes[key] = node
-        self._count_child(parent, 1)
-        self._idle.append((now, node))
+        node = self._enter(key, parent, now, arrival, idle_s)
         self._appraiser.used(key, node.kind, now)
         self._shelve(node, now)
+
+    def restore(self, key: K, parent: K | None, used_s: float, now: float, idle_s: float | None = None) -> None:
+        """Takes in what was here before a restart and used at `used_s`: nothing is learned from finding it.
+
+        Raises ValueError where it is here already.
+        """
+        self._shelve(self._enter(key, parent, min(used_s, now), ALONE, idle_s), now)
+
+    def worth(self, key: K, now: float) -> float:
+        """Hits per second of room that a record is worth now; comparable within one order at one time."""
+        node = self._nodes[key]
+        return self._plain.worth(node.kind, now - node.used_s)
+
+    def used_s(self, key: K) -> float:
+        """When a record was used last."""
+        return self._nodes[key].used_s
+
+    def arrival(self, key: K) -> Arrival:
+        """How a record came first."""
+        return Arrival.of(self._nodes[key].arrival)
+
+    def children(self, key: K) -> int:
+        """How many records here continue this one."""
+        return self._nodes[key].children
 
     def touch(self, keys: Sequence[K], now: float) -> None:
         """A prefix was used: `keys` from its start. Its promises start anew."""
@@ -105,6 +126,8 @@ class EvictionOrder(Generic[K]):
         parent = self._nodes.get(node.parent) if node.parent is not None else None
         if parent is not None and not parent.children:
             self._shelve(parent, now)
+            if math.isinf(parent.due_s):
+                self._look(parent, parent.used_s + parent.idle_s)
         self._bound()
 
     def admits(self, key: K, arrival: Arrival, now: float, movable: Callable[[K], bool]) -> bool:
@@ -134,17 +157,22 @@ class EvictionOrder(Generic[K]):
         return None if node is None else node.key
 
     def expired(self, now: float) -> list[K]:
-        """Leaves unused for `idle_s` and promised to nobody; their parents come up in a later call."""
+        """Leaves unused for their idle time and promised to nobody; what they continue comes up once they left."""
         self._end_promises(now)
         found: list[K] = []
-        while self._idle and now - self._idle[0][0] >= self._idle_s:
-            _, node = self._idle.popleft()
-            if self._nodes.get(node.key) is not node:
+        while self._idle and self._idle[0][0] <= now:
+            due_s, _, node = heapq.heappop(self._idle)
+            if node.due_s != due_s or self._nodes.get(node.key) is not node:
                 continue
-            idle = now - node.used_s >= self._idle_s
-            if idle and not node.children and node.promise is None:
+            if node.children:
+                node.due_s = math.inf
+            elif node.promise is not None:
+                self._look(node, max(node.promise.until_s, now + _AGAIN_S))
+            elif now < node.used_s + node.idle_s:
+                self._look(node, node.used_s + node.idle_s)
+            else:
                 found.append(node.key)
-            self._idle.append((now if idle else node.used_s, node))
+                self._look(node, now + _AGAIN_S)
         return found
 
     def promise(self, key: K, owner: Owner, size_bytes: int, keep_s: float, now: float) -> bool:
@@ -169,6 +197,23 @@ class EvictionOrder(Generic[K]):
         """Bytes of all records that a promise still protects."""
         self._end_promises(now)
         return self._budgets.promised
+
+    def _enter(self, key: K, parent: K | None, used_s: float, arrival: Arrival, idle_s: float | None) -> _Node[K]:
+        if key in self._nodes:
+            raise ValueError(f"{key!r} is here already")
+        uses, came = self._ghosts.recall(key, arrival)
+        self._ghosts.forget(key)
+        kind, idle_s = kind_of(uses, came), self._idle_s if idle_s is None else idle_s
+        node = _Node(key, parent, used_s, self._tick(), uses, came, kind, idle_s, math.inf, self._orphans.pop(key, 0))
+        self._nodes[key] = node
+        self._count_child(parent, 1)
+        self._look(node, used_s + idle_s)
+        return node
+
+    def _look(self, node: _Node[K], due_s: float) -> None:
+        """Looks at a record at `due_s` and not before."""
+        node.due_s = due_s
+        heapq.heappush(self._idle, (due_s, self._tick(), node))
 
     def _lowest(self, shelves: Shelves[_Node[K]], now: float, movable: Callable[[K], bool]) -> _Node[K] | None:
         walk = shelves.ascending(now)
@@ -218,7 +263,10 @@ class EvictionOrder(Generic[K]):
         """Drops what was kept of removed records where it outweighs those that are here."""
         most = 2 * len(self._nodes) + 64
         if len(self._idle) > most:
-            self._idle = deque(item for item in self._idle if self._nodes.get(item[1].key) is item[1])
+            self._idle = [
+                item for item in self._idle if self._nodes.get(item[2].key) is item[2] and item[2].due_s == item[0]
+            ]
+            heapq.heapify(self._idle)
         if len(self._ends) > most:
             self._ends = [item for item in self._ends if item[2].promise is not None]
             heapq.heapify(self._ends)

@@ -24,6 +24,11 @@ class Arrival:
         """Number in `[0, ARRIVALS)`."""
         return ARRIVALS - 1 if self.last else 2 * (bisect_right(_RUNS, self.run) - 1) + self.continues
 
+    @classmethod
+    def of(cls, index: int) -> Arrival:
+        """An arrival of that index."""
+        return cls(1, last=True) if index == ARRIVALS - 1 else cls(_RUNS[index // 2], bool(index % 2))
+
 
 ALONE = Arrival(1)
 _USED = [ARRIVALS - 1 + bisect_right(_USES, uses) for uses in range(_USES[-1] + 1)]

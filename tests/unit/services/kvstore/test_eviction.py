@@ -144,7 +144,35 @@ def test_idle_records_expire_leaves_first_and_a_hit_starts_their_time_anew() -> 
     assert evictions.expired(keep_s - 1) == []
     assert evictions.expired(keep_s) == [2]
     evictions.remove(2, keep_s)
-    assert sorted(evictions.expired(2 * keep_s)) == [1, 3]
+    assert evictions.expired(keep_s) == [1]  # at once: nothing here continues it any more
+    assert evictions.expired(keep_s + 10) == [3]
+
+
+def test_records_of_each_class_expire_at_their_own_time_and_promised_ones_when_the_promise_ends() -> None:
+    evictions = order()
+    for key, retention in enumerate(RetentionClass):
+        evictions.add(key, None, 0.0, idle_s=KEEP_S[retention])
+    assert evictions.promise(0, OWNERS[0], SIZE, 100 * 3600.0, 0.0)
+    assert evictions.expired(72 * 3600.0) == [list(RetentionClass).index(RetentionClass.AGENT)]  # 3 days, as DEFAULT
+    assert sorted(evictions.expired(100 * 3600.0)) == [0, 2]  # what is named and stays, is named again a minute later
+    assert sorted(evictions.expired(7 * 24 * 3600.0)) == [0, 1, 2]
+
+
+def test_what_is_restored_is_as_old_as_it_was_and_taught_nothing() -> None:
+    evictions = order(1000.0)
+    evictions.restore(1, None, 0.0, 900.0)
+    evictions.restore(2, 1, 500.0, 900.0)
+    evictions.add(3, None, 900.0)
+    assert evictions.used_s(1) == 0.0 and evictions.children(1) == 1
+    assert evictions.coldest(901.0, everything) == 2  # untaught: the oldest of those that nothing continues
+    assert evictions.expired(1499.0) == [] and evictions.expired(1500.0) == [2]
+    evictions.remove(2, 1500.0)
+    assert evictions.expired(1500.0) == [1]
+
+
+def test_an_arrival_is_the_same_after_it_was_an_index() -> None:
+    for arrival in (Arrival(1), Arrival(40, continues=True), Arrival(7, last=True), Arrival(1000)):
+        assert Arrival.of(arrival.index).index == arrival.index
 
 
 def test_prompts_used_once_do_not_flush_a_prefix_that_is_used_again_and_again() -> None:
