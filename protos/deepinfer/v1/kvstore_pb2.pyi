@@ -192,7 +192,7 @@ class RetainResponse(_message.Message):
     def __init__(self, retained: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class SegmentHeader(_message.Message):
-    __slots__ = ("kind", "key", "parent_key", "model_revision", "layout_fingerprint", "token_ids", "extents", "stored_at_ms")
+    __slots__ = ("kind", "key", "parent_key", "model_revision", "layout_fingerprint", "token_ids", "extents", "stored_at_ms", "retention")
     KIND_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     PARENT_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +201,7 @@ class SegmentHeader(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     kind: RecordKind
     key: bytes
     parent_key: bytes
@@ -209,4 +210,5 @@ class SegmentHeader(_message.Message):
     token_ids: bytes
     extents: _common_pb2.ExtentList
     stored_at_ms: int
-    def __init__(self, kind: _Optional[_Union[RecordKind, str]] = ..., key: _Optional[bytes] = ..., parent_key: _Optional[bytes] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., extents: _Optional[_Union[_common_pb2.ExtentList, _Mapping]] = ..., stored_at_ms: _Optional[int] = ...) -> None: ...
+    retention: _common_pb2.RetentionClass
+    def __init__(self, kind: _Optional[_Union[RecordKind, str]] = ..., key: _Optional[bytes] = ..., parent_key: _Optional[bytes] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., extents: _Optional[_Union[_common_pb2.ExtentList, _Mapping]] = ..., stored_at_ms: _Optional[int] = ..., retention: _Optional[_Union[_common_pb2.RetentionClass, str]] = ...) -> None: ...
