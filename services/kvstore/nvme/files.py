@@ -19,10 +19,22 @@ import numpy as np
 import numpy.typing as npt
 
 from fabric.errors import StartError
-from services.kvstore.nvme.format import PAGE, PRELUDE_BYTES, Head, Stored, head_bytes, pack_head, padded, parse_head
+from services.kvstore.nvme.format import (
+    PAGE,
+    PRELUDE_BYTES,
+    Head,
+    Stored,
+    erased_bytes,
+    head_bytes,
+    pack_erased,
+    pack_head,
+    padded,
+    parse_head,
+)
 
 Bytes = npt.NDArray[np.uint8]
 _SUFFIX = ".segment"
+_ERASE_BYTES = 1 << 20  # of one write of zeros
 
 
 class Place(NamedTuple):
@@ -137,8 +149,29 @@ class SegmentFiles:
             return None
         return head, raw[head.payload_at : head.payload_at + head.stored.size]
 
+    def head(self, place: Place) -> Head | None:
+        """A record's head alone; None where it is damaged.
+
+        Raises:
+            OSError: the device cannot read it. KeyError: the segment was removed.
+        """
+        return self._head(place.segment, place.offset)
+
+    def erase(self, place: Place) -> None:
+        """Overwrites a record, its head first; no scan finds it again once this returned. Readers see no record.
+
+        Raises:
+            OSError: the device cannot write it. KeyError: the segment was removed, and the record with it.
+        """
+        with self._reading(place.segment) as segment:
+            os.pwrite(segment.descriptor, pack_erased(place.nbytes, place.segment), place.offset)
+            os.fdatasync(segment.descriptor)
+            for start in range(PAGE, place.nbytes, _ERASE_BYTES):
+                os.pwrite(segment.descriptor, bytes(min(_ERASE_BYTES, place.nbytes - start)), place.offset + start)
+
     def scan(self, number: int) -> Iterator[tuple[Place, Head] | None]:
-        """Every record of a segment in order, by its head; None for each stretch of pages that is none.
+        """Every record of a segment in order, by its head; None for each stretch of pages that is none. Erased ones
+        are stepped over.
 
         Raises:
             OSError: the device cannot read it.
@@ -146,6 +179,10 @@ class SegmentFiles:
         offset, end, lost = 0, self.size(number), False
         while offset < end:
             head = self._head(number, offset)
+            erased = erased_bytes(self._read(number, offset, PAGE).tobytes(), number) if head is None else None
+            if erased is not None:
+                lost, offset = False, offset + erased
+                continue
             if head is None or offset + head.payload_at + head.stored.size > end:
                 if not lost:
                     yield None

@@ -5,6 +5,8 @@
     payload: the record as it lies in DRAM
     zeros up to a whole page
 
+A record that was erased is one page that says so and zeros; a scan steps over them.
+
 The head names its segment: what a former file left on the same pages of a disk is no record of this one. The payload is
 checked extent by extent where it is copied to.
 """
@@ -27,7 +29,9 @@ PAGE = 4096  # unit of files: what a device writes whole, and what unbuffered re
 MAX_HEADER_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 1 << 30
 _MAGIC = b"DIKVREC1"
+_ERASED_MAGIC = b"DIKVGONE"
 _PRELUDE = struct.Struct("<8sIQQ")
+_ERASED = struct.Struct("<8sQQ")
 _SEAL = struct.Struct("<Q")
 PRELUDE_BYTES = _PRELUDE.size + _SEAL.size
 _KINDS = {RecordKind.BLOCK: pb.RECORD_KIND_BLOCK, RecordKind.ANCHOR: pb.RECORD_KIND_ANCHOR}
@@ -80,6 +84,23 @@ def pack_head(stored: Stored, segment: int) -> bytes:
     ).SerializeToString()
     prelude = _PRELUDE.pack(_MAGIC, len(header), stored.size, segment)
     return prelude + _SEAL.pack(xxhash.xxh3_64_intdigest(prelude + header)) + header
+
+
+def pack_erased(nbytes: int, segment: int) -> bytes:
+    """The first page of `nbytes` bytes (whole pages) of which the rest is zeros: a record that was erased."""
+    said = _ERASED.pack(_ERASED_MAGIC, nbytes, segment)
+    return (said + _SEAL.pack(xxhash.xxh3_64_intdigest(said))).ljust(PAGE, b"\0")
+
+
+def erased_bytes(packed: bytes, segment: int) -> int | None:
+    """How many bytes from here were erased; None where this is no such page, or of another segment."""
+    if len(packed) < _ERASED.size + _SEAL.size:
+        return None
+    magic, nbytes, number = _ERASED.unpack_from(packed)
+    (seal,) = _SEAL.unpack_from(packed, _ERASED.size)
+    if magic != _ERASED_MAGIC or number != segment or seal != xxhash.xxh3_64_intdigest(packed[: _ERASED.size]):
+        return None
+    return int(nbytes) if nbytes and nbytes % PAGE == 0 else None
 
 
 def padded(nbytes: int) -> int:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, KeysView, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+
+import numpy as np
 
 from fabric.kvlink.verify import copy_rows
 from fabric.telemetry import logs
@@ -51,6 +54,14 @@ class NvmeCounts:
     removed: int = 0  # records that left with their segment
 
 
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """One record as the index knows it; `used_at` in unix seconds."""
+
+    size: int
+    used_at: float
+
+
 class NvmeTier:
     """All methods run in the event loop; the disk is touched by threads, one of which writes.
 
@@ -79,6 +90,8 @@ class NvmeTier:
         self._sizes: dict[int, int] = {}
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(MAX_QUEUED)
         self._rests_until = float("-inf")
+        self._changing = asyncio.Lock()  # the segments: they are written, emptied and erased by one at a time
+        self._unwanted: set[RecordId] = set()  # erased, perhaps before they were written
         self.counts = NvmeCounts()
         self.found: Callable[[list[RecordId]], None] = lambda records: None  # by recovery
         self.left: Callable[[list[RecordId]], None] = lambda records: None
@@ -101,12 +114,58 @@ class NvmeTier:
         entry = self._entries.get(record)
         return entry.size if entry is not None else None
 
+    @property
+    def capacity(self) -> int:
+        """Bytes that all segments may take."""
+        return self._capacity
+
+    @property
+    def queued(self) -> int:
+        """Records that wait to be written."""
+        return self._queue.qsize()
+
+    def known(self, record: RecordId) -> OnDisk | None:
+        """What the index says of a record; None where it is not here."""
+        entry = self._entries.get(record)
+        return OnDisk(entry.size, entry.used_at) if entry is not None else None
+
+    async def head(self, record: RecordId) -> Stored | None:
+        """What the disk says of a record, its payload unread; None where it is not here, or its head is damaged."""
+        entry = self._entries.get(record)
+        return await settled(asyncio.to_thread(self._head, entry.place, record)) if entry is not None else None
+
+    async def verify(self, record: RecordId) -> bool:
+        """Reads a record again, which is no use of it. False where it was damaged: it is forgotten, and counted."""
+        while (entry := self._entries.get(record)) is not None:
+            target = np.empty(entry.size, np.uint8)
+            if await settled(asyncio.to_thread(self._read, entry.place, record, target)) is not None:
+                return True
+            if self._entries.get(record) is entry:  # else it moved to another segment while it was read
+                self._lost(record, entry)
+                return False
+        return True
+
+    async def erase(self, records: Sequence[RecordId]) -> None:
+        """Forgets records, those that wait to be written as well, and overwrites them: no restart finds them again.
+
+        Raises:
+            OSError: the disk did not take it; they are forgotten until the next start.
+        """
+        async with self._changing:
+            self._unwanted.update(records)  # until the next batch: one may wait for this to end
+            places = [self._entries[record].place for record in records if record in self._entries]
+            for record in records:
+                self.forget(record)
+            await settled(asyncio.to_thread(self._erase_all, places))
+        self.left(list(records))
+
     def offer(self, stored: Stored, payload: Bytes, release: Callable[[], None]) -> None:
         """Writes a record some time later, unless it is here. `payload` stays as it is until `release` is called."""
         if stored.id in self._entries or not self._takes(stored.size) or self._now() < self._rests_until:
             self.counts.dropped += stored.id not in self._entries
             release()
         else:
+            self._unwanted.discard(stored.id)
             self.waiting_bytes += stored.size
             self._queue.put_nowait(_Waiting(stored, payload, release))
 
@@ -133,13 +192,15 @@ class NvmeTier:
 
     async def run(self) -> None:
         """Finds what the segments hold, then writes what is offered, until cancelled."""
-        await self._recover()
+        async with self._changing:
+            await self._recover()
         while True:
             batch = [await self._queue.get()]
             while len(batch) < _BATCH and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             try:
-                await self._write(batch)
+                async with self._changing:
+                    await self._write(batch)
             finally:
                 for _ in batch:
                     self._queue.task_done()
@@ -189,7 +250,9 @@ class NvmeTier:
 
     async def _write(self, batch: Sequence[_Waiting]) -> None:
         """The records, one sync, then room for the next ones; nothing is visible before it is on the disk."""
-        new = [item for item in batch if item.stored.id not in self._entries]
+        new = [item for item in batch if item.stored.id not in self._entries and item.stored.id not in self._unwanted]
+        if self._queue.empty():
+            self._unwanted.clear()
         try:
             places = await settled(asyncio.to_thread(self._append, [(item.stored, item.payload) for item in new]))
         finally:
@@ -205,6 +268,18 @@ class NvmeTier:
         if len(places) < len(records):
             self.counts.failed += len(records) - len(places)
             self._rests_until = self._now() + _REST_S
+
+    def _head(self, place: Place, record: RecordId) -> Stored | None:
+        try:
+            head = self._files.head(place)
+        except (OSError, KeyError):
+            return None
+        return head.stored if head is not None and head.stored.id == record else None
+
+    def _erase_all(self, places: Sequence[Place]) -> None:
+        for place in places:
+            with suppress(KeyError):  # it went with its segment
+                self._files.erase(place)
 
     def _append(self, records: Iterable[tuple[Stored, Bytes]]) -> list[Place]:
         """As many as the disk takes."""
