@@ -29,6 +29,17 @@ class _Promise:
     until_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One record as the order sees it; `owner` and `left_s` are those of its promise, if it has one."""
+
+    age_s: float
+    idle_s: float
+    uses: int
+    owner: Owner | None
+    left_s: float
+
+
 @dataclass(slots=True, eq=False)
 class _Node(Generic[K]):
     key: K
@@ -40,7 +51,8 @@ class _Node(Generic[K]):
     kind: int
     idle_s: float
     due_s: float  # when it is looked at next for being idle; infinite while others continue it
-    children: int = 0
+    children: int
+    came_s: float
     promise: _Promise | None = None
 
 
@@ -99,6 +111,15 @@ class EvictionOrder(Generic[K]):
     def children(self, key: K) -> int:
         """How many records here continue this one."""
         return self._nodes[key].children
+
+    def standing(self, key: K, now: float) -> Standing | None:
+        """How a record stands, None where it is not here. No use of it."""
+        node = self._nodes.get(key)
+        if node is None:
+            return None
+        promise = node.promise if node.promise is not None and node.promise.until_s > now else None
+        owner, left_s = (promise.owner, promise.until_s - now) if promise is not None else (None, 0.0)
+        return Standing(now - node.came_s, now - node.used_s, node.uses, owner, left_s)
 
     def touch(self, keys: Sequence[K], now: float) -> None:
         """A prefix was used: `keys` from its start. Its promises start anew."""
@@ -204,7 +225,8 @@ class EvictionOrder(Generic[K]):
         uses, came = self._ghosts.recall(key, arrival)
         self._ghosts.forget(key)
         kind, idle_s = kind_of(uses, came), self._idle_s if idle_s is None else idle_s
-        node = _Node(key, parent, used_s, self._tick(), uses, came, kind, idle_s, math.inf, self._orphans.pop(key, 0))
+        children = self._orphans.pop(key, 0)
+        node = _Node(key, parent, used_s, self._tick(), uses, came, kind, idle_s, math.inf, children, used_s)
         self._nodes[key] = node
         self._count_child(parent, 1)
         self._look(node, used_s + idle_s)
