@@ -26,7 +26,7 @@ from protos.deepinfer.v1 import common_pb2 as deepinfer_dot_v1_dot_common__pb2
 from protos.deepinfer.v1 import kvstore_pb2 as deepinfer_dot_v1_dot_kvstore__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n deepinfer/v1/kvstore_admin.proto\x12\x0c\x64\x65\x65pinfer.v1\x1a\x19\x64\x65\x65pinfer/v1/common.proto\x1a\x1a\x64\x65\x65pinfer/v1/kvstore.proto\"\xc3\x01\n\x0cRecordFilter\x12\x12\n\nkey_prefix\x18\x01 \x01(\t\x12&\n\x04kind\x18\x02 \x01(\x0e\x32\x18.deepinfer.v1.RecordKind\x12&\n\x04tier\x18\x03 \x01(\x0e\x32\x18.deepinfer.v1.RecordTier\x12/\n\tretention\x18\x04 \x01(\x0e\x32\x1c.deepinfer.v1.RetentionClass\x12\r\n\x05owner\x18\x05 \x01(\t\x12\x0f\n\x07idle_ms\x18\x06 \x01(\x04\"\x81\x02\n\x0bRecordEntry\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.deepinfer.v1.RecordKind\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\'\n\x05tiers\x18\x03 \x03(\x0e\x32\x18.deepinfer.v1.RecordTier\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0e\n\x06\x61ge_ms\x18\x05 \x01(\x04\x12\x0f\n\x07idle_ms\x18\x06 \x01(\x04\x12/\n\tretention\x18\x07 \x01(\x0e\x32\x1c.deepinfer.v1.RetentionClass\x12\r\n\x05owner\x18\x08 \x01(\t\x12\x11\n\ttoken_ids\x18\t \x03(\r\x12\x12\n\nparent_key\x18\n \x01(\x0c\"d\n\x12ListRecordsRequest\x12*\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1a.deepinfer.v1.RecordFilter\x12\r\n\x05limit\x18\x02 \x01(\x04\x12\x13\n\x0bwith_tokens\x18\x03 \x01(\x08\"A\n\x13ListRecordsResponse\x12*\n\x07records\x18\x01 \x03(\x0b\x32\x19.deepinfer.v1.RecordEntry\"\x13\n\x11ReadCountsRequest\"\xe2\x02\n\x12ReadCountsResponse\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tuptime_ms\x18\x03 \x01(\x04\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\'\n\x05tiers\x18\x05 \x03(\x0b\x32\x18.deepinfer.v1.TierCounts\x12\x0c\n\x04hits\x18\x06 \x01(\x04\x12\x12\n\nhit_blocks\x18\x07 \x01(\x04\x12<\n\x06misses\x18\x08 \x03(\x0b\x32,.deepinfer.v1.ReadCountsResponse.MissesEntry\x12\x0f\n\x07\x63orrupt\x18\t \x01(\x04\x12\x10\n\x08rejected\x18\n \x01(\x04\x12\x12\n\nindex_lost\x18\x0b \x01(\x04\x12\x16\n\x0epromised_bytes\x18\x0c \x01(\x04\x1a-\n\x0bMissesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xe6\x01\n\nTierCounts\x12&\n\x04tier\x18\x01 \x01(\x0e\x32\x18.deepinfer.v1.RecordTier\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07records\x18\x04 \x01(\x04\x12\x0e\n\x06queued\x18\x05 \x01(\x04\x12\x34\n\x06\x65vents\x18\x06 \x03(\x0b\x32$.deepinfer.v1.TierCounts.EventsEntry\x1a-\n\x0b\x45ventsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"B\n\x14VerifyRecordsRequest\x12*\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1a.deepinfer.v1.RecordFilter\"m\n\x15VerifyRecordsResponse\x12\x0f\n\x07records\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\r\n\x05total\x18\x03 \x01(\x04\x12%\n\x07\x64\x61maged\x18\x04 \x03(\x0b\x32\x14.deepinfer.v1.Damage\"e\n\x06\x44\x61mage\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.deepinfer.v1.RecordKind\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12&\n\x04tier\x18\x03 \x01(\x0e\x32\x18.deepinfer.v1.RecordTier\"R\n\x13\x45victRecordsRequest\x12*\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1a.deepinfer.v1.RecordFilter\x12\x0f\n\x07\x65xecute\x18\x02 \x01(\x08\"6\n\x14\x45victRecordsResponse\x12\x0f\n\x07records\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\" \n\x11ReadPrefixRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\"u\n\x12ReadPrefixResponse\x12+\n\x07records\x18\x01 \x03(\x0b\x32\x1a.deepinfer.v1.PrefixRecord\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x03 \x01(\t\"\xaa\x01\n\x0cPrefixRecord\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.deepinfer.v1.RecordKind\x12%\n\x04name\x18\x02 \x01(\x0b\x32\x17.deepinfer.v1.BlockName\x12\x12\n\nparent_key\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12)\n\x07\x65xtents\x18\x05 \x01(\x0b\x32\x18.deepinfer.v1.ExtentList*U\n\nRecordTier\x12\x1b\n\x17RECORD_TIER_UNSPECIFIED\x10\x00\x12\x14\n\x10RECORD_TIER_DRAM\x10\x01\x12\x14\n\x10RECORD_TIER_NVME\x10\x02\x32\xc4\x03\n\x13KvStoreAdminService\x12T\n\x0bListRecords\x12 .deepinfer.v1.ListRecordsRequest\x1a!.deepinfer.v1.ListRecordsResponse0\x01\x12O\n\nReadCounts\x12\x1f.deepinfer.v1.ReadCountsRequest\x1a .deepinfer.v1.ReadCountsResponse\x12Z\n\rVerifyRecords\x12\".deepinfer.v1.VerifyRecordsRequest\x1a#.deepinfer.v1.VerifyRecordsResponse0\x01\x12W\n\x0c\x45victRecords\x12!.deepinfer.v1.EvictRecordsRequest\x1a\".deepinfer.v1.EvictRecordsResponse0\x01\x12Q\n\nReadPrefix\x12\x1f.deepinfer.v1.ReadPrefixRequest\x1a .deepinfer.v1.ReadPrefixResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n deepinfer/v1/kvstore_admin.proto\x12\x0c\x64\x65\x65pinfer.v1\x1a\x19\x64\x65\x65pinfer/v1/common.proto\x1a\x1a\x64\x65\x65pinfer/v1/kvstore.proto\"\xc3\x01\n\x0cRecordFilter\x12\x12\n\nkey_prefix\x18\x01 \x01(\t\x12&\n\x04kind\x18\x02 \x01(\x0e\x32\x18.deepinfer.v1.RecordKind\x12&\n\x04tier\x18\x03 \x01(\x0e\x32\x18.deepinfer.v1.RecordTier\x12/\n\tretention\x18\x04 \x01(\x0e\x32\x1c.deepinfer.v1.RetentionClass\x12\r\n\x05owner\x18\x05 \x01(\t\x12\x0f\n\x07idle_ms\x18\x06 \x01(\x04\"\x91\x02\n\x0bRecordEntry\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.deepinfer.v1.RecordKind\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\'\n\x05tiers\x18\x03 \x03(\x0e\x32\x18.deepinfer.v1.RecordTier\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x13\n\x06\x61ge_ms\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07idle_ms\x18\x06 \x01(\x04\x12/\n\tretention\x18\x07 \x01(\x0e\x32\x1c.deepinfer.v1.RetentionClass\x12\r\n\x05owner\x18\x08 \x01(\t\x12\x11\n\ttoken_ids\x18\t \x03(\r\x12\x12\n\nparent_key\x18\n \x01(\x0c\x42\t\n\x07_age_ms\"d\n\x12ListRecordsRequest\x12*\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1a.deepinfer.v1.RecordFilter\x12\r\n\x05limit\x18\x02 \x01(\x04\x12\x13\n\x0bwith_tokens\x18\x03 \x01(\x08\"A\n\x13ListRecordsResponse\x12*\n\x07records\x18\x01 \x03(\x0b\x32\x19.deepinfer.v1.RecordEntry\"\x13\n\x11ReadCountsRequest\"\xe2\x02\n\x12ReadCountsResponse\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tuptime_ms\x18\x03 \x01(\x04\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\'\n\x05tiers\x18\x05 \x03(\x0b\x32\x18.deepinfer.v1.TierCounts\x12\x0c\n\x04hits\x18\x06 \x01(\x04\x12\x12\n\nhit_blocks\x18\x07 \x01(\x04\x12<\n\x06misses\x18\x08 \x03(\x0b\x32,.deepinfer.v1.ReadCountsResponse.MissesEntry\x12\x0f\n\x07\x63orrupt\x18\t \x01(\x04\x12\x10\n\x08rejected\x18\n \x01(\x04\x12\x12\n\nindex_lost\x18\x0b \x01(\x04\x12\x16\n\x0epromised_bytes\x18\x0c \x01(\x04\x1a-\n\x0bMissesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xe6\x01\n\nTierCounts\x12&\n\x04tier\x18\x01 \x01(\x0e\x32\x18.deepinfer.v1.RecordTier\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07records\x18\x04 \x01(\x04\x12\x0e\n\x06queued\x18\x05 \x01(\x04\x12\x34\n\x06\x65vents\x18\x06 \x03(\x0b\x32$.deepinfer.v1.TierCounts.EventsEntry\x1a-\n\x0b\x45ventsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"B\n\x14VerifyRecordsRequest\x12*\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1a.deepinfer.v1.RecordFilter\"m\n\x15VerifyRecordsResponse\x12\x0f\n\x07records\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\r\n\x05total\x18\x03 \x01(\x04\x12%\n\x07\x64\x61maged\x18\x04 \x03(\x0b\x32\x14.deepinfer.v1.Damage\"e\n\x06\x44\x61mage\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.deepinfer.v1.RecordKind\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12&\n\x04tier\x18\x03 \x01(\x0e\x32\x18.deepinfer.v1.RecordTier\"R\n\x13\x45victRecordsRequest\x12*\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1a.deepinfer.v1.RecordFilter\x12\x0f\n\x07\x65xecute\x18\x02 \x01(\x08\"6\n\x14\x45victRecordsResponse\x12\x0f\n\x07records\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\" \n\x11ReadPrefixRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\"u\n\x12ReadPrefixResponse\x12+\n\x07records\x18\x01 \x03(\x0b\x32\x1a.deepinfer.v1.PrefixRecord\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x03 \x01(\t\"\xaa\x01\n\x0cPrefixRecord\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.deepinfer.v1.RecordKind\x12%\n\x04name\x18\x02 \x01(\x0b\x32\x17.deepinfer.v1.BlockName\x12\x12\n\nparent_key\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12)\n\x07\x65xtents\x18\x05 \x01(\x0b\x32\x18.deepinfer.v1.ExtentList*U\n\nRecordTier\x12\x1b\n\x17RECORD_TIER_UNSPECIFIED\x10\x00\x12\x14\n\x10RECORD_TIER_DRAM\x10\x01\x12\x14\n\x10RECORD_TIER_NVME\x10\x02\x32\xc4\x03\n\x13KvStoreAdminService\x12T\n\x0bListRecords\x12 .deepinfer.v1.ListRecordsRequest\x1a!.deepinfer.v1.ListRecordsResponse0\x01\x12O\n\nReadCounts\x12\x1f.deepinfer.v1.ReadCountsRequest\x1a .deepinfer.v1.ReadCountsResponse\x12Z\n\rVerifyRecords\x12\".deepinfer.v1.VerifyRecordsRequest\x1a#.deepinfer.v1.VerifyRecordsResponse0\x01\x12W\n\x0c\x45victRecords\x12!.deepinfer.v1.EvictRecordsRequest\x1a\".deepinfer.v1.EvictRecordsResponse0\x01\x12Q\n\nReadPrefix\x12\x1f.deepinfer.v1.ReadPrefixRequest\x1a .deepinfer.v1.ReadPrefixResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,42 +37,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_READCOUNTSRESPONSE_MISSESENTRY']._serialized_options = b'8\001'
   _globals['_TIERCOUNTS_EVENTSENTRY']._loaded_options = None
   _globals['_TIERCOUNTS_EVENTSENTRY']._serialized_options = b'8\001'
-  _globals['_RECORDTIER']._serialized_start=2091
-  _globals['_RECORDTIER']._serialized_end=2176
+  _globals['_RECORDTIER']._serialized_start=2107
+  _globals['_RECORDTIER']._serialized_end=2192
   _globals['_RECORDFILTER']._serialized_start=106
   _globals['_RECORDFILTER']._serialized_end=301
   _globals['_RECORDENTRY']._serialized_start=304
-  _globals['_RECORDENTRY']._serialized_end=561
-  _globals['_LISTRECORDSREQUEST']._serialized_start=563
-  _globals['_LISTRECORDSREQUEST']._serialized_end=663
-  _globals['_LISTRECORDSRESPONSE']._serialized_start=665
-  _globals['_LISTRECORDSRESPONSE']._serialized_end=730
-  _globals['_READCOUNTSREQUEST']._serialized_start=732
-  _globals['_READCOUNTSREQUEST']._serialized_end=751
-  _globals['_READCOUNTSRESPONSE']._serialized_start=754
-  _globals['_READCOUNTSRESPONSE']._serialized_end=1108
-  _globals['_READCOUNTSRESPONSE_MISSESENTRY']._serialized_start=1063
-  _globals['_READCOUNTSRESPONSE_MISSESENTRY']._serialized_end=1108
-  _globals['_TIERCOUNTS']._serialized_start=1111
-  _globals['_TIERCOUNTS']._serialized_end=1341
-  _globals['_TIERCOUNTS_EVENTSENTRY']._serialized_start=1296
-  _globals['_TIERCOUNTS_EVENTSENTRY']._serialized_end=1341
-  _globals['_VERIFYRECORDSREQUEST']._serialized_start=1343
-  _globals['_VERIFYRECORDSREQUEST']._serialized_end=1409
-  _globals['_VERIFYRECORDSRESPONSE']._serialized_start=1411
-  _globals['_VERIFYRECORDSRESPONSE']._serialized_end=1520
-  _globals['_DAMAGE']._serialized_start=1522
-  _globals['_DAMAGE']._serialized_end=1623
-  _globals['_EVICTRECORDSREQUEST']._serialized_start=1625
-  _globals['_EVICTRECORDSREQUEST']._serialized_end=1707
-  _globals['_EVICTRECORDSRESPONSE']._serialized_start=1709
-  _globals['_EVICTRECORDSRESPONSE']._serialized_end=1763
-  _globals['_READPREFIXREQUEST']._serialized_start=1765
-  _globals['_READPREFIXREQUEST']._serialized_end=1797
-  _globals['_READPREFIXRESPONSE']._serialized_start=1799
-  _globals['_READPREFIXRESPONSE']._serialized_end=1916
-  _globals['_PREFIXRECORD']._serialized_start=1919
-  _globals['_PREFIXRECORD']._serialized_end=2089
-  _globals['_KVSTOREADMINSERVICE']._serialized_start=2179
-  _globals['_KVSTOREADMINSERVICE']._serialized_end=2631
+  _globals['_RECORDENTRY']._serialized_end=577
+  _globals['_LISTRECORDSREQUEST']._serialized_start=579
+  _globals['_LISTRECORDSREQUEST']._serialized_end=679
+  _globals['_LISTRECORDSRESPONSE']._serialized_start=681
+  _globals['_LISTRECORDSRESPONSE']._serialized_end=746
+  _globals['_READCOUNTSREQUEST']._serialized_start=748
+  _globals['_READCOUNTSREQUEST']._serialized_end=767
+  _globals['_READCOUNTSRESPONSE']._serialized_start=770
+  _globals['_READCOUNTSRESPONSE']._serialized_end=1124
+  _globals['_READCOUNTSRESPONSE_MISSESENTRY']._serialized_start=1079
+  _globals['_READCOUNTSRESPONSE_MISSESENTRY']._serialized_end=1124
+  _globals['_TIERCOUNTS']._serialized_start=1127
+  _globals['_TIERCOUNTS']._serialized_end=1357
+  _globals['_TIERCOUNTS_EVENTSENTRY']._serialized_start=1312
+  _globals['_TIERCOUNTS_EVENTSENTRY']._serialized_end=1357
+  _globals['_VERIFYRECORDSREQUEST']._serialized_start=1359
+  _globals['_VERIFYRECORDSREQUEST']._serialized_end=1425
+  _globals['_VERIFYRECORDSRESPONSE']._serialized_start=1427
+  _globals['_VERIFYRECORDSRESPONSE']._serialized_end=1536
+  _globals['_DAMAGE']._serialized_start=1538
+  _globals['_DAMAGE']._serialized_end=1639
+  _globals['_EVICTRECORDSREQUEST']._serialized_start=1641
+  _globals['_EVICTRECORDSREQUEST']._serialized_end=1723
+  _globals['_EVICTRECORDSRESPONSE']._serialized_start=1725
+  _globals['_EVICTRECORDSRESPONSE']._serialized_end=1779
+  _globals['_READPREFIXREQUEST']._serialized_start=1781
+  _globals['_READPREFIXREQUEST']._serialized_end=1813
+  _globals['_READPREFIXRESPONSE']._serialized_start=1815
+  _globals['_READPREFIXRESPONSE']._serialized_end=1932
+  _globals['_PREFIXRECORD']._serialized_start=1935
+  _globals['_PREFIXRECORD']._serialized_end=2105
+  _globals['_KVSTOREADMINSERVICE']._serialized_start=2195
+  _globals['_KVSTOREADMINSERVICE']._serialized_end=2647
 # @@protoc_insertion_point(module_scope)
