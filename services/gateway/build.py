@@ -28,7 +28,7 @@ from services.gateway.recovery import Bounds, RetryBudget
 from services.gateway.router import Router
 from services.gateway.service import GatewayServicer
 from services.gateway.settings import GatewaySettings
-from services.gateway.tenants import Tenants, load_hashes
+from services.gateway.tenants import Tenants, load_accounts
 
 _log = logs.get("gateway")
 
@@ -38,9 +38,10 @@ async def build(settings: GatewaySettings) -> AsyncIterator[Service]:
     """The gateway of one deployment.
 
     Raises:
-        StartError: the key file or the discovery URL cannot be used.
+        StartError: the key file, a region or the discovery URL cannot be used.
     """
-    tenants = Tenants(load_hashes(settings.keys_file) if settings.keys_file else {}, _secret(settings))
+    accounts = load_accounts(settings.keys_file) if settings.keys_file else {}
+    tenants = Tenants(accounts, _secret(settings), settings.regions)
     random = Random(secrets.randbits(128))
     discovery = open_discovery(settings.discovery)
     pool = Pool(discovery, Router(random), Patience(settings.probe_s, settings.stale_s))

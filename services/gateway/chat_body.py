@@ -14,6 +14,7 @@ from engine.sampling.params import (
     MAX_TOP_LOGPROBS,
     SamplingParams,
 )
+from fabric.retention import RetentionClass
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
@@ -150,6 +151,7 @@ class ChatBody(Strict):
     min_tokens: Annotated[int, Field(ge=0, le=MAX_NEW_TOKENS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = None
+    retention: Literal["chat", "agent", "default"] | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> ChatBody:
@@ -169,6 +171,11 @@ class ChatBody(Strict):
     def output_limit(self) -> int | None:
         """Most output tokens asked for."""
         return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
+
+    @property
+    def retention_class(self) -> RetentionClass | None:
+        """What the prompt's KV was said to be kept for."""
+        return RetentionClass(self.retention) if self.retention is not None else None
 
     @property
     def include_usage(self) -> bool:

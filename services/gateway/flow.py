@@ -12,10 +12,11 @@ from fabric.errors import DeadlineExceeded, Internal, InvalidArgument, ServiceEr
 from protos.deepinfer.v1 import decode_pb2, prefill_pb2, recipe_pb2
 from services.gateway import prompts
 from services.gateway.handoff import Cleaner, Handoff
-from services.gateway.job import Finish, Job, Prompt, Update
+from services.gateway.job import Finish, Job, ModelLimits, Prompt, Update
 from services.gateway.ledger import Ledger
 from services.gateway.lives import Lives, Observe
 from services.gateway.narrator import Narrator
+from services.gateway.openings import Openings
 from services.gateway.recipes import Recipes
 from services.gateway.recovery import Bounds, Recovery, RetryBudget
 from services.gateway.source import Source
@@ -55,7 +56,7 @@ class Conductor:
     ) -> None:
         self._workers, self._cleaner, self._random = workers, cleaner, random
         self._budget, self._observe, self._bounds = budget, observe, bounds or Bounds()
-        self._coalesce_s = coalesce_s
+        self._coalesce_s, self._openings = coalesce_s, Openings()
 
     @asynccontextmanager
     async def answer(self, job: Job) -> AsyncIterator[AsyncIterator[Update]]:
@@ -85,6 +86,13 @@ class Conductor:
         """The prompt in tokens, with sampling decided. Costs no worker anything."""
         limits = self._workers.limits(job.model)
         prompts.refuse_early(job, limits)
+        prompt = await self._rendered(job, limits, recipes)
+        if not job.use_cache or not job.regions:
+            return prompt
+        shared = await self._openings.shared(job.regions, job.model, prompt.token_ids, recipes.render)
+        return replace(prompt, shared=shared)
+
+    async def _rendered(self, job: Job, limits: ModelLimits, recipes: Recipes) -> Prompt:
         seed = self._random.getrandbits(63)
         if job.render is None:
             return prompts.bounded(job, limits, job.token_ids, b"", limits.max_total_tokens, seed)

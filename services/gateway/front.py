@@ -51,7 +51,7 @@ class Front:
 
     def stamp(self, tenant: Tenant, prefix: str = "") -> Stamp:
         """What a request of this tenant carries from here on."""
-        return Stamp(prefix + self._new_id(), tenant.salt, int(self._now()))
+        return Stamp(prefix + self._new_id(), tenant, int(self._now()))
 
     @asynccontextmanager
     async def answer(self, tenant: Tenant, job: Job, surface: str) -> AsyncIterator[AsyncIterator[Update]]:

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.sampling.params import MAX_NEW_TOKENS
+from fabric import wire
 from fabric.errors import InvalidArgument
+from fabric.retention import Keeping, RetentionClass
 from protos.deepinfer.v1 import gateway_pb2, recipe_pb2
 from services.gateway import sampling
 from services.gateway.body_faults import read_chat
 from services.gateway.chat_body import MAX_MESSAGES, MAX_TOOLS
 from services.gateway.job import Job
+from services.gateway.tenants import Tenant
 
 _MAX_JSON_CHARS = 1 << 20
 _SAMPLING = "sampling"  # where our own messages nest it
@@ -29,11 +32,15 @@ _RENAMED = (
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What the gateway adds to a request: its id, the tenant's salt, and when it came (unix seconds)."""
+    """What the gateway adds to a request: its id, whose it is, and when it came (unix seconds)."""
 
     request_id: str
-    salt: bytes
+    tenant: Tenant
     created: int
+
+    def keeping(self, asked: RetentionClass | None, otherwise: RetentionClass) -> Keeping:
+        """What was asked for; else what the tenant's requests belong to; else what requests of this form do."""
+        return Keeping(self.tenant.owner, asked or self.tenant.retention or otherwise)
 
 
 def chat_from_body(body: bytes, stamp: Stamp) -> Job:
@@ -46,7 +53,7 @@ def chat_from_body(body: bytes, stamp: Stamp) -> Job:
     return Job(
         request_id=stamp.request_id,
         model=chat.model,
-        salt=stamp.salt,
+        salt=stamp.tenant.salt,
         dialect=recipe_pb2.DIALECT_OPENAI_CHAT,
         sampling=chat.sampling(1),
         max_tokens=chat.output_limit,
@@ -55,6 +62,8 @@ def chat_from_body(body: bytes, stamp: Stamp) -> Job:
         stream=bool(chat.stream),
         include_usage=chat.include_usage,
         created=stamp.created,
+        keeping=stamp.keeping(chat.retention_class, _retention_of_chat(bool(chat.tools))),
+        regions=stamp.tenant.regions,
     )
 
 
@@ -83,6 +92,8 @@ def chat_from_message(request: gateway_pb2.ChatRequest, stamp: Stamp) -> Job:
         use_cache=request.use_cache if request.HasField("use_cache") else True,
         created=stamp.created,
         sampling_field=_SAMPLING,
+        keeping=stamp.keeping(_asked(request), _retention_of_chat(bool(request.tools))),
+        regions=job.regions,
     )
 
 
@@ -102,7 +113,7 @@ def generate_from_message(request: gateway_pb2.GatewayServiceGenerateRequest, st
     return Job(
         request_id=stamp.request_id,
         model=request.model,
-        salt=stamp.salt,
+        salt=stamp.tenant.salt,
         dialect=recipe_pb2.DIALECT_TEXT,
         sampling=sampling.checked(sampling.unpack(asked, MAX_NEW_TOKENS), 1 << 31, _SAMPLING),
         max_tokens=asked.max_tokens if asked.HasField("max_tokens") else None,
@@ -112,7 +123,22 @@ def generate_from_message(request: gateway_pb2.GatewayServiceGenerateRequest, st
         use_cache=request.use_cache if request.HasField("use_cache") else True,
         created=stamp.created,
         sampling_field=_SAMPLING,
+        keeping=stamp.keeping(_asked(request), RetentionClass.DEFAULT),
+        regions=stamp.tenant.regions,
     )
+
+
+def _retention_of_chat(tools: bool) -> RetentionClass:
+    """With tools it is an agent's."""
+    return RetentionClass.AGENT if tools else RetentionClass.CHAT
+
+
+def _asked(request: gateway_pb2.ChatRequest | gateway_pb2.GatewayServiceGenerateRequest) -> RetentionClass | None:
+    try:
+        return wire.unpack_retention(request.retention)
+    except ValueError as error:
+        fix = f"use one of {', '.join(RetentionClass)}"
+        raise InvalidArgument(str(error), field="retention", fix=fix) from error
 
 
 def _refuse_many(request: gateway_pb2.ChatRequest) -> None:

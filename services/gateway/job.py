@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.prefix import RegionSalt, Salt
 from engine.sampling.params import SamplingParams
+from fabric.retention import UNOWNED, Keeping
 from protos.deepinfer.v1 import common_pb2, recipe_pb2
+from services.gateway.openings import Shared
+from services.gateway.regions import Region
 from services.gateway.tap import Batch
 
 
@@ -16,7 +20,8 @@ class Job:
 
     Either `render` (a chat body or a text) or `token_ids` is the prompt. `max_tokens` None leaves it to the model's
     encoding; `sampling.max_tokens` then means nothing. `prompt_field` is what errors about the prompt name, and
-    `sampling_field` what the surface nests sampling parameters in, if anything.
+    `sampling_field` what the surface nests sampling parameters in, if anything. `salt`, the owner in `keeping` and
+    `regions` are the tenant's: no client names them.
     """
 
     request_id: str
@@ -33,6 +38,8 @@ class Job:
     include_usage: bool = False
     created: int = 0
     sampling_field: str = ""
+    keeping: Keeping = UNOWNED
+    regions: tuple[Region, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +60,15 @@ class Prompt:
     parsing_options: bytes
     sampling: SamplingParams
     eos_token_ids: frozenset[int]
+    shared: Shared | None = None  # where the prompt starts with a region of its tenant
 
     @property
     def max_total_tokens(self) -> int:
         return len(self.token_ids) + self.sampling.max_tokens
+
+    def salt(self, job: Job) -> Salt:
+        """What the prompt's block keys are made with."""
+        return job.salt if self.shared is None else RegionSalt(job.salt, self.shared.salt, self.shared.tokens)
 
 
 @dataclass(frozen=True, slots=True)

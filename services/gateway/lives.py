@@ -86,7 +86,7 @@ class Lives:
 
     def _choose(self) -> Chosen:
         prompt, job = self._prompt, self._job
-        demand = Demand(job.model, self.passage.token_ids, prompt.max_total_tokens, job.salt, job.use_cache)
+        demand = Demand(job.model, self.passage.token_ids, prompt.max_total_tokens, prompt.salt(job), job.use_cache)
         for excluded in ({*self._failed, self._full}, self._failed):
             try:
                 return self._workers.choose(demand, frozenset(excluded - {""}))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from engine.prefix import PrefixIdentity, block_keys
+from engine.prefix import PrefixIdentity, Salt, block_keys
 from fabric.errors import ServiceError, Unavailable
 
 # Work done lately counts a little: without it a worker that answers at once looks idle for ever and gets everything.
@@ -43,12 +43,12 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request needs: a prompt under a tenant's salt, and room for its output."""
+    """What a request needs: a prompt under its tenant's salt, and room for its output."""
 
     model: str
     token_ids: Sequence[int]
     max_total_tokens: int
-    salt: bytes
+    salt: Salt
     use_cache: bool = True
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 
 from fabric.settings import ServiceSettings
+from services.gateway.regions import RegionSettings
 
 
 class GatewaySettings(ServiceSettings, env_prefix="DEEPINFER_GATEWAY_"):
@@ -14,11 +15,15 @@ class GatewaySettings(ServiceSettings, env_prefix="DEEPINFER_GATEWAY_"):
 
     http: str = Field("127.0.0.1:8000", description="host:port of the HTTP API; port 0 takes a free one")
     keys_file: Path | None = Field(
-        None, description="file of API keys, one `name blake2b-hex` a line; without one everybody is one tenant"
+        None,
+        description="file of API keys, a line each: `name blake2b-hex [retention class]`; none: all are one tenant",
     )
     salt_secret: SecretStr = Field(
         SecretStr(""),
         description="secret that tenants' cache salts derive from; default: new at each start, so caches start cold",
+    )
+    regions: tuple[RegionSettings, ...] = Field(
+        (), description="starts of prompts whose cached KV named tenants share (docs/kvstore.md); none: nothing is"
     )
     max_inflight: int = Field(256, ge=1, description="most requests worked on, as far as decode has room; more wait")
     max_queued: int = Field(2048, ge=0, description="most requests that wait; more are refused with 429")

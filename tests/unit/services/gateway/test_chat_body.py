@@ -80,6 +80,9 @@ def fault(raw: bytes) -> InvalidArgument:
         ({"thinking": {"type": "maybe"}}, "thinking.type"),
         ({"ignore_eos": 1}, "ignore_eos"),
         ({"cache_salt": "mine"}, "cache_salt"),
+        ({"retention": "week"}, "retention"),
+        ({"retention": 2}, "retention"),
+        ({"owner": "mine"}, "owner"),
         ({"logit_bias": {}}, "logit_bias"),
     ],
 )

@@ -15,10 +15,11 @@ from services.gateway import intake, prompts, sampling
 from services.gateway.intake import Stamp
 from services.gateway.job import Job, ModelLimits
 from services.gateway.ledger import Ledger
+from services.gateway.tenants import Tenant
 
 LIMITS = ModelLimits(100, 120, vocab_size=50, eos_token_ids=frozenset({2}))
 JOB = Job("r", "m", b"s", recipe_pb2.DIALECT_TEXT, SamplingParams(), None, "token_ids", token_ids=(1,))
-STAMP = Stamp("id", b"salt", 1)
+STAMP = Stamp("id", Tenant("ann", b"salt"), 1)
 
 
 def test_the_default_length_is_what_the_model_has_room_for() -> None:
