@@ -1,25 +1,43 @@
-"""KV index: which kvstore instance holds which block. A hint: it may be empty, late or lost, and is never data."""
+"""KV index: which kvstore instances hold which block, and in which tier. A hint: it may be late or lost, never data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from fabric.errors import StartError
 
 
-class Index(Protocol):
-    """Block key -> instance. Every entry has a time to live. Failures are the caller's to catch as `IndexLost`."""
+class Tier(StrEnum):
+    """Where an instance holds a block; the upper one where it holds it twice."""
 
-    async def publish(self, keys: Sequence[bytes], instance: str) -> None:
-        """Says that `instance` holds `keys`; also renews their time to live."""
+    DRAM = "dram"
+    NVME = "nvme"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    instance: str
+    tier: Tier
+
+
+class Index(Protocol):
+    """Block key -> holdings. Every entry has a time to live. Raises IndexLost where it does not answer."""
+
+    async def mark(self, instance: str, run: str, ttl_s: float) -> bool:
+        """Says that this run of `instance` lives, for `ttl_s`. False if its last mark is gone: entries may be, too."""
+
+    async def publish(self, held: Mapping[bytes, Tier], instance: str) -> None:
+        """Says that `instance` holds these keys; also renews their time to live."""
 
     async def withdraw(self, keys: Sequence[bytes], instance: str) -> None:
-        """Takes back `keys` where `instance` is still named as their holder."""
+        """Takes `instance` back as a holder of `keys`; other holders stay."""
 
-    async def holders(self, keys: Sequence[bytes]) -> list[str]:
-        """Instance of each key, empty where none is known."""
+    async def holders(self, keys: Sequence[bytes]) -> list[tuple[Holding, ...]]:
+        """Marked holders of each of the leading `keys`, up to the first one that nobody holds."""
 
     async def close(self) -> None:
         """Ends connections; safe to repeat."""

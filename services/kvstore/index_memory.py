@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+from services.kvstore.index import Holding, Tier
 
 MAX_KEYS = 1_000_000
 
@@ -13,26 +15,41 @@ class MemoryIndex:
 
     def __init__(self, ttl_s: float, clock: Callable[[], float], max_keys: int = MAX_KEYS) -> None:
         self._ttl_s, self._clock, self._max_keys = ttl_s, clock, max_keys
-        self._holders: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+        self._holders: OrderedDict[bytes, tuple[dict[str, Tier], float]] = OrderedDict()
+        self._marks: dict[str, tuple[str, float]] = {}
 
-    async def publish(self, keys: Sequence[bytes], instance: str) -> None:
-        for key in keys:
-            self._holders[key] = (instance, self._clock() + self._ttl_s)
+    async def mark(self, instance: str, run: str, ttl_s: float) -> bool:
+        stood = self._marked(instance) == run
+        self._marks[instance] = (run, self._clock() + ttl_s)
+        return stood
+
+    async def publish(self, held: Mapping[bytes, Tier], instance: str) -> None:
+        for key, tier in held.items():
+            self._holders[key] = (self._of(key) | {instance: tier}, self._clock() + self._ttl_s)
             self._holders.move_to_end(key)
         while len(self._holders) > self._max_keys:
             self._holders.popitem(last=False)
 
     async def withdraw(self, keys: Sequence[bytes], instance: str) -> None:
         for key in keys:
-            if self._holder(key) == instance:
-                del self._holders[key]
+            self._of(key).pop(instance, None)
 
-    async def holders(self, keys: Sequence[bytes]) -> list[str]:
-        return [self._holder(key) for key in keys]
+    async def holders(self, keys: Sequence[bytes]) -> list[tuple[Holding, ...]]:
+        found: list[tuple[Holding, ...]] = []
+        for key in keys:
+            held = tuple(Holding(instance, tier) for instance, tier in self._of(key).items() if self._marked(instance))
+            if not held:
+                break
+            found.append(held)
+        return found
 
     async def close(self) -> None:
         self._holders.clear()
 
-    def _holder(self, key: bytes) -> str:
-        instance, expires_at = self._holders.get(key, ("", 0.0))
-        return instance if expires_at > self._clock() else ""
+    def _of(self, key: bytes) -> dict[str, Tier]:
+        holders, expires_at = self._holders.get(key, ({}, 0.0))
+        return holders if expires_at > self._clock() else {}
+
+    def _marked(self, instance: str) -> str:
+        run, expires_at = self._marks.get(instance, ("", 0.0))
+        return run if expires_at > self._clock() else ""

@@ -22,6 +22,7 @@ from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import kvstore_pb2 as pb
 from protos.deepinfer.v1 import kvstore_pb2_grpc as rpc
 from services.kvstore import wire
+from services.kvstore.announcer import Announcer, Pace
 from services.kvstore.hints import Hints
 from services.kvstore.index import open_index
 from services.kvstore.nvme.files import SegmentFiles
@@ -99,11 +100,13 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
         stack.push_async_callback(link.close)
         export_lane(link, metrics)
         hints = Hints(index, identity.instance, time.monotonic)
-        await stack.enter_async_context(background(hints.run(), "hints"))
+        pace = Pace(settings.index_ttl_s, settings.index_keys_per_s)
+        announcer = Announcer(index, identity.instance, str(identity.epoch), pace, time.monotonic)
         nvme = _open_nvme(settings)
         if nvme is not None:
             stack.callback(nvme.close)
-        store = _open_store(settings, nvme, link, hints, metrics)
+        store = _open_store(settings, nvme, link, hints, announcer, metrics)
+        await stack.enter_async_context(background(announcer.run(), "announcer"))
         if nvme is not None:
             await stack.enter_async_context(background(nvme.run(), "nvme"))
         await stack.enter_async_context(background(store.follow(), "notices"))
@@ -125,13 +128,21 @@ def _open_nvme(settings: KvStoreSettings) -> NvmeTier | None:
     return NvmeTier(files, round(settings.nvme_gb * _GIB), settings.nvme_retention_h * 3600, time.time, queue)
 
 
-def _open_store(settings: KvStoreSettings, nvme: NvmeTier | None, link: Link, hints: Hints, metrics: Metrics) -> Store:
+def _open_store(
+    settings: KvStoreSettings,
+    nvme: NvmeTier | None,
+    link: Link,
+    hints: Hints,
+    announcer: Announcer,
+    metrics: Metrics,
+) -> Store:
     exported = StoreMetrics(metrics)
     tier = DramTier(settings.memory_mb * _MIB, time.monotonic)
     landings = LandingPool(link, settings.landing_mb * _MIB)
     limits = StoreLimits(settings.max_puts, settings.landing_mb * _MIB // 2, settings.push_timeout_s)
-    exported.watch(lambda: tier.used, lambda: len(tier), lambda: hints.lost)
+    exported.watch(lambda: tier.used, lambda: len(tier))
+    exported.watch_index(hints, announcer)
     if nvme is not None:
         exported.watch_nvme(nvme)
     tiers = Tiers(tier, nvme, time.time)
-    return Store(tiers, link, landings, hints, limits, partial(secrets.token_hex, 16), exported)
+    return Store(tiers, link, landings, hints, announcer, limits, partial(secrets.token_hex, 16), exported)

@@ -19,6 +19,9 @@ class KvStoreSettings(ServiceSettings, env_prefix="DEEPINFER_KVSTORE_"):
         SecretStr("redis://127.0.0.1:6379/0"), description="block index: redis://[:password@]host:port/db or memory://"
     )
     index_ttl_s: float = Field(72 * 3600.0, gt=0, description="seconds that an entry of the index lives")
+    index_keys_per_s: float = Field(
+        20_000.0, gt=0, description="keys a second that are told anew to an index that lost them"
+    )
     max_puts: int = Field(16, ge=1, description="writers at a time; more are refused")
     push_timeout_s: float = Field(2.0, gt=0, description="seconds that writing a hit may take")
     put_timeout_s: float = Field(10.0, gt=0, description="seconds that a writer may take to fill its grant")

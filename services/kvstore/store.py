@@ -13,7 +13,9 @@ from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.outgoing import Outgoing, Piece, Sender, SendLimits
 from fabric.kvlink.slabs import Writer
 from fabric.records import Extent, Landing
+from services.kvstore.announcer import Announcer
 from services.kvstore.hints import Hints
+from services.kvstore.index import Tier
 from services.kvstore.offers import Offer, needed_by
 from services.kvstore.policy.budget import NOBODY, Owner
 from services.kvstore.puts import Committed, PutSession
@@ -57,19 +59,21 @@ class Store:
         link: Link,
         landings: LandingPool,
         hints: Hints,
+        announcer: Announcer,
         limits: StoreLimits,
         mint: Callable[[], str],
         metrics: StoreMetrics,
     ) -> None:
         self.tiers, self.tier, self._link, self._landings, self._hints = tiers, tiers.dram, link, landings, hints
-        self._limits, self._metrics = limits, metrics
+        self._announcer, self._limits, self._metrics = announcer, limits, metrics
         self._region = link.register(tiers.dram.memory)
         self._sender = Sender(link, SendLimits(timeout_s=limits.push_timeout_s))
         self._mint = mint
         self._awaited: set[str] = set()
-        tiers.dram.evicted = lambda record: self._gone([record.id])
+        announcer.where, announcer.held = self._where, self._held
+        tiers.dram.evicted = lambda record: self._changed([record.id])
         if tiers.nvme is not None:
-            tiers.nvme.found, tiers.nvme.left = self._found, self._gone
+            tiers.nvme.found = tiers.nvme.left = self._changed
 
     async def follow(self) -> None:
         """Takes credits of readers, and frees landings of writers that left without a commit, once they are done."""
@@ -116,7 +120,7 @@ class Store:
                 return Served((), 0, anchor=False)
             extents = list(_placed(records, first_block))
             await outgoing.send(self._pieces(records, extents), last=True)
-        self._hints.holds([name.key for name in names])
+        self._announcer.changed([name.key for name in names])
         blocks = sum(record.id.kind is RecordKind.BLOCK for record in records)
         return Served(tuple(extents), blocks, anchor)
 
@@ -146,7 +150,7 @@ class Store:
         committed = await session.commit(records)
         self._metrics.rejected(committed.rejected)
         keys = [record.id.key for record in committed.stored if record.id.kind is RecordKind.BLOCK]
-        self._hints.holds(keys)
+        self._announcer.changed(keys)
         if session.offer.keep_s:
             self.retain(keys, session.offer.keep_s, self.tier.capacity, session.offer.owner)
         return committed
@@ -178,14 +182,21 @@ class Store:
             for each, start in zip(extents, starts, strict=True)
         ]
 
-    def _found(self, records: Sequence[RecordId]) -> None:
-        self._hints.holds([record.key for record in records if record.kind is RecordKind.BLOCK])
+    def _changed(self, records: Sequence[RecordId]) -> None:
+        """They came to a tier or left one."""
+        self._announcer.changed([record.key for record in records if record.kind is RecordKind.BLOCK])
 
-    def _gone(self, records: Sequence[RecordId]) -> None:
-        """They left a tier; what is in no other one is no longer announced."""
-        self._hints.dropped(
-            [record.key for record in records if record.kind is RecordKind.BLOCK and not self.tiers.has(record)]
-        )
+    def _where(self, key: bytes) -> Tier | None:
+        """The highest tier that holds a block now."""
+        record = RecordId(RecordKind.BLOCK, key)
+        if self.tier.by_id(record) is not None:
+            return Tier.DRAM
+        return Tier.NVME if self.tiers.has(record) else None
+
+    def _held(self) -> set[bytes]:
+        """Keys of all blocks in any tier."""
+        below = self.tiers.nvme.ids if self.tiers.nvme is not None else ()
+        return {record.key for record in (*self.tier.ids, *below) if record.kind is RecordKind.BLOCK}
 
 
 def _placed(records: Sequence[Record], first_block: int) -> Iterator[Extent]:

@@ -7,6 +7,8 @@ from dataclasses import fields
 from functools import partial
 
 from fabric.telemetry.metrics import Metrics
+from services.kvstore.announcer import Announcer
+from services.kvstore.hints import Hints
 from services.kvstore.nvme.tier import NvmeCounts, NvmeTier
 
 
@@ -22,12 +24,24 @@ class StoreMetrics:
         self._tier_bytes = metrics.gauge("kvstore_tier_bytes", "Bytes of records", "tier")
         self._rejected = metrics.counter("kvstore_rejected", "Offered records that did not match their digests")
 
-    def watch(self, used_bytes: Callable[[], int], records: Callable[[], int], index_lost: Callable[[], int]) -> None:
+    def watch(self, used_bytes: Callable[[], int], records: Callable[[], int]) -> None:
         """Exports the store's own counts."""
         self._tier_bytes.labels("dram").set_function(used_bytes)
         self._metrics.gauge("kvstore_records", "Records").set_function(records)
+
+    def watch_index(self, hints: Hints, announcer: Announcer) -> None:
+        """Exports what the index was told and asked."""
         text = "How often the index did not answer since start"
-        self._metrics.gauge("kvstore_index_lost_total", text).set_function(index_lost)
+        lost = self._metrics.gauge("kvstore_index_lost_total", text)
+        lost.set_function(lambda: hints.lost + announcer.counts.lost)
+        text = "Hints to another instance that lookups got since start"
+        self._metrics.gauge("kvstore_index_hints_total", text).set_function(lambda: hints.given)
+        text = "Keys that wait to be told to the index"
+        self._metrics.gauge("kvstore_index_waiting", text).set_function(lambda: announcer.waiting)
+        text = "What the index was told since start: keys, and passes over everything held"
+        told = self._metrics.gauge("kvstore_index_events_total", text, "event")
+        for event in ("announced", "withdrawn", "reannounced", "passes"):
+            told.labels(event).set_function(partial(getattr, announcer.counts, event))
 
     def watch_nvme(self, nvme: NvmeTier) -> None:
         """Exports what the tier on disk counts."""

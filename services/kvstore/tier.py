@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -45,6 +45,11 @@ class DramTier:
 
     def __len__(self) -> int:
         return len(self._records)
+
+    @property
+    def ids(self) -> KeysView[RecordId]:
+        """Names of all records, as they are now."""
+        return self._records.keys()
 
     @property
     def capacity(self) -> int:

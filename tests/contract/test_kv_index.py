@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from services.kvstore.hints import Hints
-from services.kvstore.index import Index, IndexLost, open_index
+from services.kvstore.index import Holding, Index, IndexLost, Tier, open_index
 from tests.support.clock import FakeClock
 from tests.support.servers import redis_server
 
 KEYS = [bytes([number]) * 32 for number in range(4)]
 TTL_S = 0.4
-Wait = Callable[[float], None]
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -31,39 +31,77 @@ async def index(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         await opened.close()
 
 
-async def test_published_keys_name_their_holder(index: tuple[Index, FakeClock]) -> None:
-    await index[0].publish(KEYS[:2], "a")
-    await index[0].publish(KEYS[2:3], "b")
-    assert await index[0].holders(KEYS) == ["a", "a", "b", ""]
+async def test_published_keys_name_their_holders_and_tiers(index: tuple[Index, FakeClock]) -> None:
+    opened = await marked(index[0], "a", "b")
+    await opened.publish({KEYS[0]: Tier.DRAM, KEYS[1]: Tier.NVME}, "a")
+    await opened.publish({KEYS[1]: Tier.DRAM}, "b")
+    found = await opened.holders(KEYS)
+    assert [set(held) for held in found] == [
+        {Holding("a", Tier.DRAM)},
+        {Holding("a", Tier.NVME), Holding("b", Tier.DRAM)},
+    ]
 
 
-async def test_only_the_holder_can_withdraw(index: tuple[Index, FakeClock]) -> None:
-    await index[0].publish(KEYS[:2], "a")
-    await index[0].withdraw(KEYS[:1], "a")
-    await index[0].withdraw(KEYS[1:2], "b")
-    assert await index[0].holders(KEYS[:2]) == ["", "a"]
+async def test_a_key_in_another_tier_is_published_anew(index: tuple[Index, FakeClock]) -> None:
+    opened = await marked(index[0], "a")
+    await opened.publish({KEYS[0]: Tier.DRAM}, "a")
+    await opened.publish({KEYS[0]: Tier.NVME}, "a")
+    assert await opened.holders(KEYS[:1]) == [(Holding("a", Tier.NVME),)]
+
+
+async def test_holders_end_at_the_first_key_that_nobody_holds(index: tuple[Index, FakeClock]) -> None:
+    opened = await marked(index[0], "a")
+    await opened.publish({KEYS[0]: Tier.DRAM, KEYS[2]: Tier.DRAM}, "a")
+    assert len(await opened.holders(KEYS)) == 1
+
+
+async def test_a_holder_withdraws_itself_alone(index: tuple[Index, FakeClock]) -> None:
+    opened = await marked(index[0], "a", "b")
+    await opened.publish(dict.fromkeys(KEYS[:2], Tier.DRAM), "a")
+    await opened.publish(dict.fromkeys(KEYS[:1], Tier.DRAM), "b")
+    await opened.withdraw(KEYS[:2], "a")
+    assert await opened.holders(KEYS[:2]) == [(Holding("b", Tier.DRAM),)]
+
+
+async def test_a_holder_without_a_mark_is_not_told_of(index: tuple[Index, FakeClock]) -> None:
+    opened = index[0]
+    await opened.publish({KEYS[0]: Tier.DRAM}, "dead")
+    assert await opened.holders(KEYS[:1]) == []
+    await (await marked(opened, "a")).publish({KEYS[0]: Tier.DRAM}, "a")
+    assert await opened.holders(KEYS[:1]) == [(Holding("a", Tier.DRAM),)]
+
+
+async def test_a_mark_tells_whether_the_last_one_of_the_same_run_stands(index: tuple[Index, FakeClock]) -> None:
+    opened = index[0]
+    assert not await opened.mark("a", "1", 60.0)
+    assert await opened.mark("a", "1", 60.0)
+    assert not await opened.mark("a", "2", 60.0)
 
 
 async def test_every_key_expires(index: tuple[Index, FakeClock]) -> None:
-    opened, clock = index
-    await opened.publish(KEYS, "a")
+    clock, opened = index[1], await marked(index[0], "a")
+    await opened.publish(dict.fromkeys(KEYS, Tier.DRAM), "a")
     for _ in range(100):  # the fake's clock is moved; the real one moves while we ask
         clock.advance(TTL_S / 50)
-        if await opened.holders(KEYS) == [""] * 4:
+        if not await opened.holders(KEYS):
             return
         await _pass_time()
     raise AssertionError("a key outlived its time")
 
 
 async def test_nothing_asked_is_nothing_answered(index: tuple[Index, FakeClock]) -> None:
-    await index[0].publish([], "a")
+    await index[0].publish({}, "a")
     await index[0].withdraw([], "a")
     assert await index[0].holders([]) == []
 
 
-async def _pass_time() -> None:
-    import asyncio
+async def marked(index: Index, *instances: str) -> Index:
+    for instance in instances:
+        await index.mark(instance, "run", 60.0)
+    return index
 
+
+async def _pass_time() -> None:
     await asyncio.sleep(TTL_S / 50)
 
 
@@ -72,13 +110,16 @@ class Broken:
 
     asked = 0
 
-    async def publish(self, keys: object, instance: str) -> None:
+    async def mark(self, instance: str, run: str, ttl_s: float) -> bool:
+        raise IndexLost
+
+    async def publish(self, held: object, instance: str) -> None:
         raise IndexLost
 
     async def withdraw(self, keys: object, instance: str) -> None:
         raise IndexLost
 
-    async def holders(self, keys: object) -> list[str]:
+    async def holders(self, keys: object) -> list[tuple[Holding, ...]]:
         self.asked += 1
         raise IndexLost
 
@@ -97,15 +138,25 @@ async def test_a_lost_index_is_asked_again_only_after_a_rest() -> None:
     assert broken.asked == 2
 
 
-async def test_hints_name_another_instance_for_leading_blocks_alone() -> None:
+async def test_hints_name_the_other_instance_that_holds_most_leading_blocks() -> None:
     clock = FakeClock()
-    index = open_index("memory://", 60.0, clock)
+    index = await marked(open_index("memory://", 60.0, clock), "me", "other", "third")
     hints = Hints(index, "me", clock)
-    await index.publish(KEYS[:2], "other")
-    await index.publish(KEYS[2:3], "third")
+    await index.publish(dict.fromkeys(KEYS[:2], Tier.NVME), "other")
+    await index.publish(dict.fromkeys((KEYS[0], KEYS[2]), Tier.DRAM), "third")
     assert await hints.elsewhere(KEYS) == ("other", 2)
-    await index.publish(KEYS[:1], "me")
-    assert await hints.elsewhere(KEYS) == ("", 0)
+    await index.publish(dict.fromkeys(KEYS[:2], Tier.DRAM), "third")
+    assert await hints.elsewhere(KEYS) == ("third", 3)
+    await index.publish({KEYS[3]: Tier.DRAM}, "me")
+    assert await hints.elsewhere(KEYS[3:]) == ("", 0)
+
+
+async def test_of_equal_holders_the_one_with_more_in_memory_is_named() -> None:
+    clock = FakeClock()
+    index = await marked(open_index("memory://", 60.0, clock), "disk", "memory")
+    await index.publish(dict.fromkeys(KEYS, Tier.NVME), "disk")
+    await index.publish(dict.fromkeys(KEYS, Tier.DRAM), "memory")
+    assert await Hints(index, "me", clock).elsewhere(KEYS) == ("memory", 4)
 
 
 async def test_a_redis_that_is_not_there_is_lost_not_an_error(tmp_path: Path) -> None:
