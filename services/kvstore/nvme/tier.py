@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, KeysView, Sequence
-<<<<<<< /tmp/di/idx/m/ours
 from contextlib import suppress
-=======
->>>>>>> /tmp/di/idx/shadow/services/kvstore/nvme/tier.py
 from dataclasses import dataclass
 
 import numpy as np
