@@ -322,7 +322,7 @@ class ReplayFrom(_message.Message):
     def __init__(self, position: _Optional[int] = ..., state: _Optional[_Union[SamplingState, _Mapping]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("instance", "epoch", "sequence", "running_requests", "waiting_requests", "queued_tokens", "blocks_total", "blocks_free", "steps", "draining", "keys_added", "keys_removed", "keys_reset")
+    __slots__ = ("instance", "epoch", "sequence", "running_requests", "waiting_requests", "queued_tokens", "blocks_total", "blocks_free", "steps", "draining", "keys_added", "keys_removed", "keys_reset", "keys_version", "keys_base")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +336,8 @@ class WorkerStatus(_message.Message):
     KEYS_ADDED_FIELD_NUMBER: _ClassVar[int]
     KEYS_REMOVED_FIELD_NUMBER: _ClassVar[int]
     KEYS_RESET_FIELD_NUMBER: _ClassVar[int]
+    KEYS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    KEYS_BASE_FIELD_NUMBER: _ClassVar[int]
     instance: str
     epoch: int
     sequence: int
@@ -349,7 +351,9 @@ class WorkerStatus(_message.Message):
     keys_added: _containers.RepeatedScalarFieldContainer[bytes]
     keys_removed: _containers.RepeatedScalarFieldContainer[bytes]
     keys_reset: bool
-    def __init__(self, instance: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., steps: _Optional[int] = ..., draining: _Optional[bool] = ..., keys_added: _Optional[_Iterable[bytes]] = ..., keys_removed: _Optional[_Iterable[bytes]] = ..., keys_reset: _Optional[bool] = ...) -> None: ...
+    keys_version: int
+    keys_base: int
+    def __init__(self, instance: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., steps: _Optional[int] = ..., draining: _Optional[bool] = ..., keys_added: _Optional[_Iterable[bytes]] = ..., keys_removed: _Optional[_Iterable[bytes]] = ..., keys_reset: _Optional[bool] = ..., keys_version: _Optional[int] = ..., keys_base: _Optional[int] = ...) -> None: ...
 
 class ErrorDetail(_message.Message):
     __slots__ = ("code", "message", "field", "fix", "retryable", "retry_after_ms", "request_id")

@@ -152,14 +152,16 @@ class PutResponse(_message.Message):
     def __init__(self, grant: _Optional[_Union[PutGrant, _Mapping]] = ..., committed: _Optional[_Union[PutCommitted, _Mapping]] = ...) -> None: ...
 
 class PutGrant(_message.Message):
-    __slots__ = ("wanted", "landing", "offsets")
+    __slots__ = ("wanted", "landing", "offsets", "other_instance")
     WANTED_FIELD_NUMBER: _ClassVar[int]
     LANDING_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    OTHER_INSTANCE_FIELD_NUMBER: _ClassVar[int]
     wanted: _containers.RepeatedScalarFieldContainer[int]
     landing: _common_pb2.Landing
     offsets: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, wanted: _Optional[_Iterable[int]] = ..., landing: _Optional[_Union[_common_pb2.Landing, _Mapping]] = ..., offsets: _Optional[_Iterable[int]] = ...) -> None: ...
+    other_instance: str
+    def __init__(self, wanted: _Optional[_Iterable[int]] = ..., landing: _Optional[_Union[_common_pb2.Landing, _Mapping]] = ..., offsets: _Optional[_Iterable[int]] = ..., other_instance: _Optional[str] = ...) -> None: ...
 
 class PutCommitted(_message.Message):
     __slots__ = ("stored", "rejected")
@@ -168,6 +170,26 @@ class PutCommitted(_message.Message):
     stored: int
     rejected: int
     def __init__(self, stored: _Optional[int] = ..., rejected: _Optional[int] = ...) -> None: ...
+
+class PrefetchRequest(_message.Message):
+    __slots__ = ("blocks", "model_revision", "layout_fingerprint")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedCompositeFieldContainer[BlockName]
+    model_revision: str
+    layout_fingerprint: str
+    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockName, _Mapping]]] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ...) -> None: ...
+
+class PrefetchResponse(_message.Message):
+    __slots__ = ("blocks_held", "blocks_rising", "other_instance")
+    BLOCKS_HELD_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_RISING_FIELD_NUMBER: _ClassVar[int]
+    OTHER_INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    blocks_held: int
+    blocks_rising: int
+    other_instance: str
+    def __init__(self, blocks_held: _Optional[int] = ..., blocks_rising: _Optional[int] = ..., other_instance: _Optional[str] = ...) -> None: ...
 
 class RetainRequest(_message.Message):
     __slots__ = ("keys", "retention", "keep_ms", "budget_bytes", "owner")

@@ -59,6 +59,11 @@ class KvStoreServiceStub:
                 request_serializer=deepinfer_dot_v1_dot_kvstore__pb2.RetainRequest.SerializeToString,
                 response_deserializer=deepinfer_dot_v1_dot_kvstore__pb2.RetainResponse.FromString,
                 _registered_method=True)
+        self.Prefetch = channel.unary_unary(
+                '/deepinfer.v1.KvStoreService/Prefetch',
+                request_serializer=deepinfer_dot_v1_dot_kvstore__pb2.PrefetchRequest.SerializeToString,
+                response_deserializer=deepinfer_dot_v1_dot_kvstore__pb2.PrefetchResponse.FromString,
+                _registered_method=True)
 
 
 class KvStoreServiceServicer:
@@ -98,6 +103,13 @@ class KvStoreServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prefetch(self, request, context):
+        """Brings a prefix up from the disk before it is asked for. Nobody waits for it; what finds no room stays where it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KvStoreServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -125,6 +137,11 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
                     servicer.Retain,
                     request_deserializer=deepinfer_dot_v1_dot_kvstore__pb2.RetainRequest.FromString,
                     response_serializer=deepinfer_dot_v1_dot_kvstore__pb2.RetainResponse.SerializeToString,
+            ),
+            'Prefetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prefetch,
+                    request_deserializer=deepinfer_dot_v1_dot_kvstore__pb2.PrefetchRequest.FromString,
+                    response_serializer=deepinfer_dot_v1_dot_kvstore__pb2.PrefetchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -262,6 +279,33 @@ class KvStoreService:
             '/deepinfer.v1.KvStoreService/Retain',
             deepinfer_dot_v1_dot_kvstore__pb2.RetainRequest.SerializeToString,
             deepinfer_dot_v1_dot_kvstore__pb2.RetainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prefetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deepinfer.v1.KvStoreService/Prefetch',
+            deepinfer_dot_v1_dot_kvstore__pb2.PrefetchRequest.SerializeToString,
+            deepinfer_dot_v1_dot_kvstore__pb2.PrefetchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.deepinfer.v1 import common_pb2 as deepinfer_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64\x65\x65pinfer/v1/prefill.proto\x12\x0c\x64\x65\x65pinfer.v1\x1a\x19\x64\x65\x65pinfer/v1/common.proto\"\x1b\n\x19PrefillServiceInfoRequest\"\xbf\x01\n\x1aPrefillServiceInfoResponse\x12&\n\x05model\x18\x01 \x01(\x0b\x32\x17.deepinfer.v1.ModelInfo\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x19\n\x11max_prompt_tokens\x18\x04 \x01(\r\x12\x14\n\x0c\x63hunk_tokens\x18\x05 \x01(\r\x12\x16\n\x0etransport_lane\x18\x06 \x01(\t\x12\x0f\n\x07kernels\x18\x07 \x01(\t\"\x1c\n\x1aPrefillServiceWatchRequest\"I\n\x1bPrefillServiceWatchResponse\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x1a.deepinfer.v1.WorkerStatus\"\xa6\x01\n\x0ePrefillRequest\x12+\n\x05start\x18\x01 \x01(\x0b\x32\x1a.deepinfer.v1.PrefillStartH\x00\x12-\n\x06\x61ttach\x18\x02 \x01(\x0b\x32\x1b.deepinfer.v1.PrefillAttachH\x00\x12-\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1b.deepinfer.v1.PrefillCancelH\x00\x42\t\n\x07message\"\xc7\x01\n\x0cPrefillStart\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12.\n\x08sampling\x18\x03 \x01(\x0b\x32\x1c.deepinfer.v1.SamplingParams\x12\x0c\n\x04salt\x18\x04 \x01(\x0c\x12\x11\n\tuse_cache\x18\x05 \x01(\x08\x12\x16\n\x0e\x65mitted_tokens\x18\x06 \x01(\r\x12\'\n\x05scope\x18\x07 \x01(\x0b\x32\x18.deepinfer.v1.CacheScope\"5\n\rPrefillAttach\x12$\n\x06ticket\x18\x01 \x01(\x0b\x32\x14.deepinfer.v1.Ticket\"\x0f\n\rPrefillCancel\"\xd5\x01\n\x0fPrefillResponse\x12-\n\x06queued\x18\x01 \x01(\x0b\x32\x1b.deepinfer.v1.PrefillQueuedH\x00\x12/\n\x07started\x18\x02 \x01(\x0b\x32\x1c.deepinfer.v1.PrefillStartedH\x00\x12+\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x1a.deepinfer.v1.PrefillChunkH\x00\x12)\n\x04\x64one\x18\x04 \x01(\x0b\x32\x19.deepinfer.v1.PrefillDoneH\x00\x42\n\n\x08progress\"!\n\rPrefillQueued\x12\x10\n\x08position\x18\x01 \x01(\r\"\'\n\x0ePrefillStarted\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\">\n\x0cPrefillChunk\x12\x17\n\x0f\x63omputed_tokens\x18\x01 \x01(\r\x12\x15\n\rpushed_tokens\x18\x02 \x01(\r\"\x8e\x01\n\x0bPrefillDone\x12&\n\x07receipt\x18\x01 \x01(\x0b\x32\x15.deepinfer.v1.Receipt\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.deepinfer.v1.Usage\x12\x33\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32\x1a.deepinfer.v1.TokenLogprob2\x97\x02\n\x0ePrefillService\x12Y\n\x04Info\x12\'.deepinfer.v1.PrefillServiceInfoRequest\x1a(.deepinfer.v1.PrefillServiceInfoResponse\x12^\n\x05Watch\x12(.deepinfer.v1.PrefillServiceWatchRequest\x1a).deepinfer.v1.PrefillServiceWatchResponse0\x01\x12J\n\x07Prefill\x12\x1c.deepinfer.v1.PrefillRequest\x1a\x1d.deepinfer.v1.PrefillResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64\x65\x65pinfer/v1/prefill.proto\x12\x0c\x64\x65\x65pinfer.v1\x1a\x19\x64\x65\x65pinfer/v1/common.proto\"\x1b\n\x19PrefillServiceInfoRequest\"\xbf\x01\n\x1aPrefillServiceInfoResponse\x12&\n\x05model\x18\x01 \x01(\x0b\x32\x17.deepinfer.v1.ModelInfo\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x19\n\x11max_prompt_tokens\x18\x04 \x01(\r\x12\x14\n\x0c\x63hunk_tokens\x18\x05 \x01(\r\x12\x16\n\x0etransport_lane\x18\x06 \x01(\t\x12\x0f\n\x07kernels\x18\x07 \x01(\t\"\x1c\n\x1aPrefillServiceWatchRequest\"I\n\x1bPrefillServiceWatchResponse\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x1a.deepinfer.v1.WorkerStatus\"i\n\x1dPrefillServicePrefetchRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04salt\x18\x02 \x01(\x0c\x12\'\n\x05scope\x18\x03 \x01(\x0b\x32\x18.deepinfer.v1.CacheScope\"L\n\x1ePrefillServicePrefetchResponse\x12\x13\n\x0bheld_tokens\x18\x01 \x01(\r\x12\x15\n\rrising_tokens\x18\x02 \x01(\r\"\xa6\x01\n\x0ePrefillRequest\x12+\n\x05start\x18\x01 \x01(\x0b\x32\x1a.deepinfer.v1.PrefillStartH\x00\x12-\n\x06\x61ttach\x18\x02 \x01(\x0b\x32\x1b.deepinfer.v1.PrefillAttachH\x00\x12-\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1b.deepinfer.v1.PrefillCancelH\x00\x42\t\n\x07message\"\xc7\x01\n\x0cPrefillStart\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12.\n\x08sampling\x18\x03 \x01(\x0b\x32\x1c.deepinfer.v1.SamplingParams\x12\x0c\n\x04salt\x18\x04 \x01(\x0c\x12\x11\n\tuse_cache\x18\x05 \x01(\x08\x12\x16\n\x0e\x65mitted_tokens\x18\x06 \x01(\r\x12\'\n\x05scope\x18\x07 \x01(\x0b\x32\x18.deepinfer.v1.CacheScope\"5\n\rPrefillAttach\x12$\n\x06ticket\x18\x01 \x01(\x0b\x32\x14.deepinfer.v1.Ticket\"\x0f\n\rPrefillCancel\"\xd5\x01\n\x0fPrefillResponse\x12-\n\x06queued\x18\x01 \x01(\x0b\x32\x1b.deepinfer.v1.PrefillQueuedH\x00\x12/\n\x07started\x18\x02 \x01(\x0b\x32\x1c.deepinfer.v1.PrefillStartedH\x00\x12+\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x1a.deepinfer.v1.PrefillChunkH\x00\x12)\n\x04\x64one\x18\x04 \x01(\x0b\x32\x19.deepinfer.v1.PrefillDoneH\x00\x42\n\n\x08progress\"!\n\rPrefillQueued\x12\x10\n\x08position\x18\x01 \x01(\r\"\'\n\x0ePrefillStarted\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\">\n\x0cPrefillChunk\x12\x17\n\x0f\x63omputed_tokens\x18\x01 \x01(\r\x12\x15\n\rpushed_tokens\x18\x02 \x01(\r\"\x8e\x01\n\x0bPrefillDone\x12&\n\x07receipt\x18\x01 \x01(\x0b\x32\x15.deepinfer.v1.Receipt\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.deepinfer.v1.Usage\x12\x33\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32\x1a.deepinfer.v1.TokenLogprob2\xfe\x02\n\x0ePrefillService\x12Y\n\x04Info\x12\'.deepinfer.v1.PrefillServiceInfoRequest\x1a(.deepinfer.v1.PrefillServiceInfoResponse\x12^\n\x05Watch\x12(.deepinfer.v1.PrefillServiceWatchRequest\x1a).deepinfer.v1.PrefillServiceWatchResponse0\x01\x12J\n\x07Prefill\x12\x1c.deepinfer.v1.PrefillRequest\x1a\x1d.deepinfer.v1.PrefillResponse(\x01\x30\x01\x12\x65\n\x08Prefetch\x12+.deepinfer.v1.PrefillServicePrefetchRequest\x1a,.deepinfer.v1.PrefillServicePrefetchResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,24 +40,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFILLSERVICEWATCHREQUEST']._serialized_end=322
   _globals['_PREFILLSERVICEWATCHRESPONSE']._serialized_start=324
   _globals['_PREFILLSERVICEWATCHRESPONSE']._serialized_end=397
-  _globals['_PREFILLREQUEST']._serialized_start=400
-  _globals['_PREFILLREQUEST']._serialized_end=566
-  _globals['_PREFILLSTART']._serialized_start=569
-  _globals['_PREFILLSTART']._serialized_end=768
-  _globals['_PREFILLATTACH']._serialized_start=770
-  _globals['_PREFILLATTACH']._serialized_end=823
-  _globals['_PREFILLCANCEL']._serialized_start=825
-  _globals['_PREFILLCANCEL']._serialized_end=840
-  _globals['_PREFILLRESPONSE']._serialized_start=843
-  _globals['_PREFILLRESPONSE']._serialized_end=1056
-  _globals['_PREFILLQUEUED']._serialized_start=1058
-  _globals['_PREFILLQUEUED']._serialized_end=1091
-  _globals['_PREFILLSTARTED']._serialized_start=1093
-  _globals['_PREFILLSTARTED']._serialized_end=1132
-  _globals['_PREFILLCHUNK']._serialized_start=1134
-  _globals['_PREFILLCHUNK']._serialized_end=1196
-  _globals['_PREFILLDONE']._serialized_start=1199
-  _globals['_PREFILLDONE']._serialized_end=1341
-  _globals['_PREFILLSERVICE']._serialized_start=1344
-  _globals['_PREFILLSERVICE']._serialized_end=1623
+  _globals['_PREFILLSERVICEPREFETCHREQUEST']._serialized_start=399
+  _globals['_PREFILLSERVICEPREFETCHREQUEST']._serialized_end=504
+  _globals['_PREFILLSERVICEPREFETCHRESPONSE']._serialized_start=506
+  _globals['_PREFILLSERVICEPREFETCHRESPONSE']._serialized_end=582
+  _globals['_PREFILLREQUEST']._serialized_start=585
+  _globals['_PREFILLREQUEST']._serialized_end=751
+  _globals['_PREFILLSTART']._serialized_start=754
+  _globals['_PREFILLSTART']._serialized_end=953
+  _globals['_PREFILLATTACH']._serialized_start=955
+  _globals['_PREFILLATTACH']._serialized_end=1008
+  _globals['_PREFILLCANCEL']._serialized_start=1010
+  _globals['_PREFILLCANCEL']._serialized_end=1025
+  _globals['_PREFILLRESPONSE']._serialized_start=1028
+  _globals['_PREFILLRESPONSE']._serialized_end=1241
+  _globals['_PREFILLQUEUED']._serialized_start=1243
+  _globals['_PREFILLQUEUED']._serialized_end=1276
+  _globals['_PREFILLSTARTED']._serialized_start=1278
+  _globals['_PREFILLSTARTED']._serialized_end=1317
+  _globals['_PREFILLCHUNK']._serialized_start=1319
+  _globals['_PREFILLCHUNK']._serialized_end=1381
+  _globals['_PREFILLDONE']._serialized_start=1384
+  _globals['_PREFILLDONE']._serialized_end=1526
+  _globals['_PREFILLSERVICE']._serialized_start=1529
+  _globals['_PREFILLSERVICE']._serialized_end=1911
 # @@protoc_insertion_point(module_scope)

@@ -39,6 +39,24 @@ class PrefillServiceWatchResponse(_message.Message):
     status: _common_pb2.WorkerStatus
     def __init__(self, status: _Optional[_Union[_common_pb2.WorkerStatus, _Mapping]] = ...) -> None: ...
 
+class PrefillServicePrefetchRequest(_message.Message):
+    __slots__ = ("token_ids", "salt", "scope")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    salt: bytes
+    scope: _common_pb2.CacheScope
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., salt: _Optional[bytes] = ..., scope: _Optional[_Union[_common_pb2.CacheScope, _Mapping]] = ...) -> None: ...
+
+class PrefillServicePrefetchResponse(_message.Message):
+    __slots__ = ("held_tokens", "rising_tokens")
+    HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RISING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    held_tokens: int
+    rising_tokens: int
+    def __init__(self, held_tokens: _Optional[int] = ..., rising_tokens: _Optional[int] = ...) -> None: ...
+
 class PrefillRequest(_message.Message):
     __slots__ = ("start", "attach", "cancel")
     START_FIELD_NUMBER: _ClassVar[int]

@@ -49,6 +49,11 @@ class PrefillServiceStub:
                 request_serializer=deepinfer_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=deepinfer_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
                 _registered_method=True)
+        self.Prefetch = channel.unary_unary(
+                '/deepinfer.v1.PrefillService/Prefetch',
+                request_serializer=deepinfer_dot_v1_dot_prefill__pb2.PrefillServicePrefetchRequest.SerializeToString,
+                response_deserializer=deepinfer_dot_v1_dot_prefill__pb2.PrefillServicePrefetchResponse.FromString,
+                _registered_method=True)
 
 
 class PrefillServiceServicer:
@@ -74,6 +79,13 @@ class PrefillServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prefetch(self, request, context):
+        """Has the kvstore bring what it holds of a prompt up to memory, before the prompt comes. Soft: it may do nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PrefillServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +103,11 @@ def add_PrefillServiceServicer_to_server(servicer, server):
                     servicer.Prefill,
                     request_deserializer=deepinfer_dot_v1_dot_prefill__pb2.PrefillRequest.FromString,
                     response_serializer=deepinfer_dot_v1_dot_prefill__pb2.PrefillResponse.SerializeToString,
+            ),
+            'Prefetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prefetch,
+                    request_deserializer=deepinfer_dot_v1_dot_prefill__pb2.PrefillServicePrefetchRequest.FromString,
+                    response_serializer=deepinfer_dot_v1_dot_prefill__pb2.PrefillServicePrefetchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -174,6 +191,33 @@ class PrefillService:
             '/deepinfer.v1.PrefillService/Prefill',
             deepinfer_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
             deepinfer_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prefetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deepinfer.v1.PrefillService/Prefetch',
+            deepinfer_dot_v1_dot_prefill__pb2.PrefillServicePrefetchRequest.SerializeToString,
+            deepinfer_dot_v1_dot_prefill__pb2.PrefillServicePrefetchResponse.FromString,
             options,
             channel_credentials,
             insecure,
