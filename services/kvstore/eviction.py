@@ -27,6 +27,7 @@ class _Promise:
     size: int
     keep_s: float
     until_s: float
+    tick: int = 0  # of its last use
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ class EvictionOrder(Generic[K]):
         self._orphans: dict[K, int] = {}  # children here of a parent that is not
         self._plain: Shelves[_Node[K]] = Shelves(lambda tick, node: self._stands(tick, node, promised=False))
         self._promised: Shelves[_Node[K]] = Shelves(lambda tick, node: self._stands(tick, node, promised=True))
-        self._ends: list[tuple[float, int, _Node[K]]] = []  # heap of promises by the earliest time they may end
+        self._owned: dict[Owner, dict[K, _Node[K]]] = {}  # promised records, used last at the end
+        self._ends: list[tuple[float, int, _Node[K], _Promise]] = []  # heap by the earliest time of their end
         self._idle: list[tuple[float, int, _Node[K]]] = []  # heap of records by when each is looked at next
         self._ghosts: Ghosts[K] = Ghosts(GHOSTS)
         self._appraiser: Appraiser[K] = Appraiser(sample, self._appraise)
@@ -132,6 +134,7 @@ class EvictionOrder(Generic[K]):
             node.used_s = now
             if node.promise is not None:
                 node.promise.until_s = max(node.promise.until_s, now + node.promise.keep_s)
+                self._remember(node, node.promise)
             learn(key, kind, now)
             if not node.children:
                 self._shelve(node, now)
@@ -199,19 +202,23 @@ class EvictionOrder(Generic[K]):
     def promise(self, key: K, owner: Owner, size_bytes: int, keep_s: float, now: float) -> bool:
         """Prefers others for eviction for `keep_s` after each use; an earlier promise is never shortened.
 
-        False, and nothing changed, beyond the owner's budget.
+        Where a budget is full, the promises of records that were used least recently end for it: first the owner's own,
+        and where all together are full, anybody's. So none takes room for days after its use. False for a record larger
+        than a budget. Promise a prefix from its end, as it is used: then its start is the last to lose.
         """
         node = self._nodes[key]
         if node.promise is None:
-            if not self._budgets.can_promise(owner, size_bytes):
+            if not self._make_room(owner, size_bytes, now):
                 return False
             self._budgets.promise(owner, size_bytes)
             node.promise = _Promise(owner, size_bytes, keep_s, now + keep_s)
-            heapq.heappush(self._ends, (node.promise.until_s, self._tick(), node))
+            heapq.heappush(self._ends, (node.promise.until_s, self._tick(), node, node.promise))
             if not node.children:
                 self._shelve(node, now)
         node.promise.keep_s = max(node.promise.keep_s, keep_s)
         node.promise.until_s = max(node.promise.until_s, now + keep_s)
+        self._remember(node, node.promise)
+        self._bound()
         return True
 
     def promised_bytes(self, now: float) -> int:
@@ -271,11 +278,11 @@ class EvictionOrder(Generic[K]):
 
     def _end_promises(self, now: float) -> None:
         while self._ends and self._ends[0][0] <= now:
-            _, tick, node = heapq.heappop(self._ends)
-            if node.promise is None:
+            _, tick, node, promise = heapq.heappop(self._ends)
+            if node.promise is not promise:
                 continue
-            if node.promise.until_s > now:
-                heapq.heappush(self._ends, (node.promise.until_s, tick, node))
+            if promise.until_s > now:
+                heapq.heappush(self._ends, (promise.until_s, tick, node, promise))
                 continue
             self._end_promise(node)
             if node.key in self._nodes:
@@ -290,13 +297,40 @@ class EvictionOrder(Generic[K]):
             ]
             heapq.heapify(self._idle)
         if len(self._ends) > most:
-            self._ends = [item for item in self._ends if item[2].promise is not None]
+            self._ends = [item for item in self._ends if item[2].promise is item[3]]
             heapq.heapify(self._ends)
 
+    def _make_room(self, owner: Owner, size_bytes: int, now: float) -> bool:
+        """Ends promises until there is room for one more; False, and none ended, where there never is."""
+        if not self._budgets.could_promise(size_bytes):
+            return False
+        while not self._budgets.can_promise(owner, size_bytes):
+            own = self._budgets.crowds(owner, size_bytes)
+            node = next(iter(self._owned[owner].values())) if own else self._longest_unused()
+            self._end_promise(node)
+            self._shelve(node, now)
+        return True
+
+    def _longest_unused(self) -> _Node[K]:
+        """Of all promised records; at least one is."""
+        firsts = (next(iter(nodes.values())) for nodes in self._owned.values())
+        return min(firsts, key=lambda node: node.promise.tick if node.promise is not None else 0)
+
+    def _remember(self, node: _Node[K], promise: _Promise) -> None:
+        """It is now the youngest of its owner's promised records."""
+        nodes = self._owned.setdefault(promise.owner, {})
+        nodes.pop(node.key, None)
+        nodes[node.key], promise.tick = node, self._tick()
+
     def _end_promise(self, node: _Node[K]) -> None:
-        if node.promise is not None:
-            self._budgets.end(node.promise.owner, node.promise.size)
-            node.promise = None
+        if node.promise is None:
+            return
+        owner, nodes = node.promise.owner, self._owned[node.promise.owner]
+        self._budgets.end(owner, node.promise.size)
+        node.promise = None
+        del nodes[node.key]
+        if not nodes:
+            del self._owned[owner]
 
     def _appraise(self, worth: Floats) -> None:
         self._plain.appraise(worth)

@@ -35,6 +35,14 @@ class Budgets:
         owned, total = self._promised[owner] + size_bytes, self.promised + size_bytes
         return owned <= self._owner_bytes and total <= self._total_bytes
 
+    def could_promise(self, size_bytes: int) -> bool:
+        """Whether there were room if nothing else was promised."""
+        return size_bytes <= min(self._owner_bytes, self._total_bytes)
+
+    def crowds(self, owner: Owner, size_bytes: int) -> bool:
+        """Whether it is the owner's own budget that has no room."""
+        return self._promised[owner] + size_bytes > self._owner_bytes
+
     def promise(self, owner: Owner, size_bytes: int) -> None:
         """Raises ValueError beyond a budget: ask `can_promise` first."""
         if not self.can_promise(owner, size_bytes):

@@ -126,12 +126,54 @@ def test_a_hit_starts_a_promise_anew_and_its_end_frees_the_budget() -> None:
     assert evictions.promised_bytes(110.0) == 0
 
 
-def test_promises_stop_at_the_budget_of_their_owner() -> None:
+def promised(evictions: EvictionOrder[int], *keys: int) -> set[int]:
+    found = {key: evictions.standing(key, 0.0) for key in keys}
+    return {key for key, standing in found.items() if standing is not None and standing.owner is not None}
+
+
+def test_a_full_budget_keeps_what_its_owner_used_last_and_takes_nothing_from_others() -> None:
+    evictions = order()
+    for key in range(1, 7):
+        evictions.add(key, None, 0.0)
+    assert evictions.promise(6, OWNERS[1], SIZE, 9.0, 0.0)
+    assert all(evictions.promise(key, OWNERS[0], SIZE, 9.0, 0.0) for key in (1, 2, 3))
+    evictions.touch([1], 0.0)
+    assert evictions.promise(4, OWNERS[0], SIZE, 9.0, 0.0)
+    assert promised(evictions, *range(1, 7)) == {1, 3, 4, 6}
+    assert not evictions.promise(5, OWNERS[0], 4 * SIZE, 9.0, 0.0), "larger than the budget: nobody gives way"
+    assert promised(evictions, *range(1, 7)) == {1, 3, 4, 6}
+
+
+def test_where_all_budgets_together_are_full_the_longest_unused_promise_of_anybody_ends() -> None:
+    evictions = order()
+    for key in range(1, 7):
+        evictions.add(key, None, 0.0)
+    assert all(evictions.promise(key, OWNERS[0], SIZE, 9.0, 0.0) for key in (1, 2, 3))
+    assert all(evictions.promise(key, OWNERS[1], SIZE, 9.0, 0.0) for key in (4, 5, 6))
+    assert promised(evictions, *range(1, 7)) == {2, 3, 4, 5, 6}
+    assert evictions.promised_bytes(0.0) == 5 * SIZE
+
+
+def test_of_a_prefix_beyond_the_budget_the_start_stays_promised() -> None:
     evictions = order()
     for key in range(1, 6):
+        evictions.add(key, key - 1 or None, 0.0)
+    for key in range(5, 0, -1):
+        evictions.promise(key, OWNERS[0], SIZE, 9.0, 0.0)
+    assert promised(evictions, *range(1, 6)) == {1, 2, 3}
+    evictions.touch(range(1, 6), 0.0)
+    assert evictions.promise(5, OWNERS[0], SIZE, 9.0, 0.0)
+    assert promised(evictions, *range(1, 6)) == {1, 2, 5}
+
+
+def test_promises_that_come_and_go_leave_nothing_behind() -> None:
+    evictions = order()
+    for key in range(4):
         evictions.add(key, None, 0.0)
-    assert [evictions.promise(key, OWNERS[0], SIZE, 9.0, 0.0) for key in (1, 2, 3, 4)] == [True, True, True, False]
-    assert evictions.promise(5, OWNERS[1], SIZE, 9.0, 0.0)
+    for turn in range(1000):
+        evictions.promise(turn % 4, OWNERS[0], SIZE, 1e6, 0.0)
+    assert len(evictions._ends) <= 2 * 4 + 64
+    assert evictions.promised_bytes(0.0) == 3 * SIZE
 
 
 def test_idle_records_expire_leaves_first_and_a_hit_starts_their_time_anew() -> None:
