@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli import backing, machine, running, sums
+from cli import backing, kv, machine, running, sums
 from cli.chat import ChatOptions
 from cli.chat import chat as run_chat
 from cli.console import reports_errors
@@ -26,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     help="Serves DeepSeek models from separate gateway, recipe, prefill, decode and kvstore processes.",
 )
+app.add_typer(kv.app, name="kv")
 
 
 @app.command()
