@@ -19,6 +19,7 @@ from engine.engine import Engine
 from engine.errors import CallTimeout, DuplicateRequest, EngineStopped, Exhausted, IntegrityBroken, UnknownRequest
 from engine.events import Event, Failed, is_last
 from engine.mailbox import Mailbox
+from engine.offers import Offer
 from engine.prefix import Salt
 from engine.requests import DecodeRequest, GenerateRequest, Load, PrefillRequest, Reservation
 
@@ -119,6 +120,19 @@ class EngineRunner:
         """`Engine.begin_load`. A load whose caller gave up waiting is abandoned."""
         args = (prompt, salt, from_block, to_block)
         return await self._acquire(lambda: self.engine.begin_load(*args), self.engine.abandon_load, timeout_s)
+
+    async def take_offer(self, timeout_s: float | None = None) -> Offer | None:
+        """`Offers.take`: pair it with `drop_offer`. One whose taker gave up waiting is dropped."""
+
+        def give_back(offer: Offer | None) -> None:
+            if offer is not None:
+                self.engine.offers.drop(offer.offer_id)
+
+        return await self._acquire(self.engine.offers.take, give_back, timeout_s)
+
+    def drop_offer(self, offer_id: int) -> None:
+        """Let go of an offer; never blocks, never raises, may be repeated."""
+        self._post_quietly(lambda: self.engine.offers.drop(offer_id))
 
     async def start_decode(self, request: DecodeRequest, timeout_s: float | None = None) -> None:
         """`Engine.start_decode`; read it with `events`."""

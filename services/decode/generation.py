@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine.errors import EngineError
 from engine.events import Failed, Finished, TokensOut
+from engine.layout import Layout
 from engine.requests import DecodeRequest
 from engine.runner import EngineRunner
 from engine.sampling.logprobs import TokenLogprob
@@ -33,9 +34,14 @@ class GenerateAsk:
     receipt: Receipt
     emitted_tokens: int
 
-    def request(self, holding: Holding) -> DecodeRequest:
+    def request(self, holding: Holding, layout: Layout) -> DecodeRequest:
         """The engine's form: the receipt's token, if prefill drew one, is the newest one emitted. What was verified
-        is the ticket's, so that is what the engine is asked for."""
+        is the ticket's, so that is what the engine is asked for.
+
+        Blocks of another size than prefill's are in no prefix that a prefill like this one would look up.
+        """
+        asked = holding.ask
+        alike = asked.records.layout.fingerprint == layout.fingerprint
         cut, drawn = len(self.tokens) - self.emitted_tokens, self.receipt.first_token
         return DecodeRequest(
             holding.ticket_id,
@@ -43,9 +49,10 @@ class GenerateAsk:
             (*self.tokens[cut:], *(() if drawn is None else (drawn,))),
             self.sampling,
             self.receipt.state,
-            salt=holding.ask.salt,
-            cache=holding.ask.use_cache,
+            salt=asked.salt,
+            cache=asked.use_cache,
             replays=drawn is None,
+            offer_as=asked.keeping if alike else None,
         )
 
 
@@ -84,7 +91,7 @@ async def generate(engine: EngineRunner, desk: Desk, holding: Holding, ask: Gene
         logprobs = (ask.receipt.logprob,) if ask.receipt.logprob is not None else ()
         await emit(Batch(ask.emitted_tokens, (ask.receipt.first_token,), logprobs))
     try:
-        await _follow(engine, ask.request(holding), emit)
+        await _follow(engine, ask.request(holding, engine.engine.model.layout), emit)
     except EngineError as error:
         raise translate(error) from error
 

@@ -26,7 +26,9 @@ from services.decode.telemetry import DecodeMetrics
 from services.decode.tickets import TicketBook
 from services.decode.wake import Wake
 from services.worker.core import Core, open_core
+from services.worker.regions import PoolRegions
 from services.worker.status import EngineBoard
+from services.worker.storage import open_storage
 from services.worker.telemetry import export_engine, export_quarantine
 from services.worker.wire import pack_model, pack_status
 
@@ -94,14 +96,17 @@ async def build(settings: DecodeSettings) -> AsyncIterator[Service]:
     """
     async with AsyncExitStack() as stack:
         core = await stack.enter_async_context(open_core("decode", settings))
+        regions = PoolRegions.register(core.link, core.engine.engine.pool)
+        keeper = (await stack.enter_async_context(open_storage(core, regions, settings))).keeper
         desk = await stack.enter_async_context(_open_desk(core, settings))
         board = EngineBoard(core.engine, lambda stats: stats.reserved, settings.watch_period_s)
         await stack.enter_async_context(background(board.run(), "status"))
         export_engine(core.metrics, "decode", lambda: board.now.load.engine)
         runner = core.engine
         # Tickets that wait for their prefill are work too: notices and sweeps are the steps that it takes.
-        pending = lambda: desk.open + (not runner.healthy)  # noqa: E731
-        moving = Progress(pending, lambda: desk.signs + runner.steps, settings.stall_s, lambda: desk.unfit)
+        pending = lambda: desk.open + keeper.pending + (not runner.healthy)  # noqa: E731
+        signs = lambda: desk.signs + keeper.done + runner.steps  # noqa: E731
+        moving = Progress(pending, signs, settings.stall_s, lambda: desk.unfit)
         servicer = DecodeServicer(core, desk, board, settings)
         yield Service(
             servicers=[(rpc.add_DecodeServiceServicer_to_server, servicer)],

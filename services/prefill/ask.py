@@ -56,7 +56,13 @@ class PrefillAsk:
         """The engine's form."""
         prompt, emitted = self.tokens[: self.prompt_tokens], self.tokens[self.prompt_tokens :]
         return PrefillRequest(
-            self.request_id, prompt, self.sampling, salt=self.salt, cache=self.use_cache, emitted=emitted
+            self.request_id,
+            prompt,
+            self.sampling,
+            salt=self.salt,
+            cache=self.use_cache,
+            emitted=emitted,
+            offer_as=self.keeping,
         )
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from engine.errors import EngineError
 from engine.events import ChunkDone, EntriesReady, Failed, Finished, FirstToken, Preempted
-from engine.requests import SealedKV
 from engine.runner import EngineRunner
 from engine.sampling.logprobs import TokenLogprob
 from fabric import failpoints
@@ -16,7 +15,6 @@ from fabric.errors import Cancelled, DeadlineExceeded, Internal
 from fabric.kvlink.outgoing import Sender
 from fabric.records import Extent
 from services.prefill.ask import PrefillAsk, TicketGrant
-from services.prefill.keep import Keeper
 from services.prefill.load import Loader
 from services.prefill.marks import Marks
 from services.prefill.push import PoolSource, Pusher
@@ -67,14 +65,13 @@ class Tools:
     sender: Sender
     source: PoolSource
     loader: Loader
-    keeper: Keeper
     heartbeat_s: float
     ticket_wait_s: float
     metrics: PrefillMetrics
 
 
 class PrefillJob:
-    """Runs once. However it ends, the engine holds nothing of it afterwards but what the keeper took over."""
+    """Runs once. However it ends, the engine holds nothing of it afterwards but what it offers to the kvstore."""
 
     def __init__(self, tools: Tools, ask: PrefillAsk, ticket: asyncio.Future[TicketGrant], report: Report) -> None:
         self._tools, self._ask, self._ticket = tools, ask, ticket
@@ -94,18 +91,15 @@ class PrefillJob:
 
     async def _answered(self) -> None:
         """The pusher is there from the first moment: its signs of life keep the ticket while nothing is computed."""
-        engine, ask = self._tools.engine, self._ask
-        sealed: SealedKV | None = None
         try:
             (ticket, extents), first = await together(self._push(), self._compute())
-            sealed = engine.engine.sealed(ask.request_id)  # held now: the engine's thread does not touch it any more
             await _PUSHED.reached()
             await self._telling.finish(self._done(ticket, extents, first))
         except EngineError as error:
             raise translate(error) from error
         finally:
             if self._submitted:
-                self._give_back(sealed)
+                self._give_back()
 
     async def _compute(self) -> FirstToken | EntriesReady:
         """Loads, then follows the engine to the first token, or to the last entry where decode replays and draws it."""
@@ -188,10 +182,7 @@ class PrefillJob:
         if self._pusher is None and came:
             await self._tools.sender.give_up(ticket.result().landing)
 
-    def _give_back(self, sealed: SealedKV | None) -> None:
+    def _give_back(self) -> None:
         """The one exit from the engine. The pusher's last write has ended by now, so the blocks can go."""
-        if sealed is not None and sealed.blocks:
-            self._tools.keeper.keep(self._ask.request_id, sealed)
-        else:
-            self._tools.engine.cancel(self._ask.request_id)
-            self._tools.engine.release(self._ask.request_id)
+        self._tools.engine.cancel(self._ask.request_id)
+        self._tools.engine.release(self._ask.request_id)

@@ -8,8 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
-from fabric.channels import Channels
-from fabric.discovery import open_discovery
 from fabric.health import Progress
 from fabric.kvlink import Link
 from fabric.kvlink.incoming import Intake
@@ -23,14 +21,14 @@ from protos.deepinfer.v1 import prefill_pb2_grpc as rpc
 from services.prefill import wire
 from services.prefill.inbound import Inbound
 from services.prefill.job import Tools
-from services.prefill.keep import Keeper
 from services.prefill.load import Loader
 from services.prefill.push import PoolSource
 from services.prefill.settings import PrefillSettings
 from services.prefill.telemetry import PrefillMetrics
 from services.prefill.worker import PrefillWorker
 from services.worker.core import Core, open_core
-from services.worker.stores import Stores
+from services.worker.regions import PoolRegions
+from services.worker.storage import Storage, open_storage
 from services.worker.telemetry import export_engine, export_quarantine
 from services.worker.wire import pack_model, pack_status
 
@@ -76,12 +74,16 @@ async def build(settings: PrefillSettings) -> AsyncIterator[Service]:
     """
     async with AsyncExitStack() as stack:
         core = await stack.enter_async_context(open_core("prefill", settings))
-        worker = await stack.enter_async_context(_open_worker(core, settings))
-        runner = core.engine
+        regions = PoolRegions.register(core.link, core.engine.engine.pool)
+        storage = await stack.enter_async_context(open_storage(core, regions, settings))
+        worker = await stack.enter_async_context(_open_worker(core, regions, storage, settings))
+        runner, keeper = core.engine, storage.keeper
         yield Service(
             servicers=[(rpc.add_PrefillServiceServicer_to_server, PrefillServicer(core, worker, settings))],
             progress=Progress(
-                lambda: worker.live + (not runner.healthy), lambda: worker.done + runner.steps, settings.stall_s
+                lambda: worker.live + keeper.pending + (not runner.healthy),
+                lambda: worker.done + keeper.done + runner.steps,
+                settings.stall_s,
             ),
             members=core.member(),
             metrics=core.metrics,
@@ -90,31 +92,23 @@ async def build(settings: PrefillSettings) -> AsyncIterator[Service]:
 
 
 @asynccontextmanager
-async def _open_worker(core: Core, settings: PrefillSettings) -> AsyncIterator[PrefillWorker]:
+async def _open_worker(
+    core: Core, regions: PoolRegions, storage: Storage, settings: PrefillSettings
+) -> AsyncIterator[PrefillWorker]:
     engine, link, pool = core.engine, core.link, core.engine.engine.pool
     metrics = PrefillMetrics(core.metrics)
-    slots = link.register(pool.slots.numpy()) if pool.layout.windows else None
-    source = PoolSource(pool, link.register(pool.blocks.numpy()), slots)
+    source = PoolSource(pool, regions.blocks, regions.slots)
     async with AsyncExitStack() as stack:
-        channels = await stack.enter_async_context(Channels())
-        discovery = open_discovery(settings.discovery)
-        stores = Stores(discovery, channels)
-        if settings.kvstore:
-            await stack.enter_async_context(background(stores.follow(), "stores"))
-            await stack.enter_async_context(background(stores.probe(), "silent stores"))
         landings = LandingPool(link, settings.landing_mb * _MIB, kernel=copy_sealed)
         export_quarantine(core.metrics, "prefill", landings, pool.layout)
-        keeper = Keeper(engine, stores, link, source, settings.store_queue, settings.push_timeout_s, metrics)
-        stack.push_async_callback(keeper.close)
-        await stack.enter_async_context(background(keeper.run(), "keeper"))
         mint = partial(secrets.token_hex, 16)
         intake = Intake(link, landings)
         stack.push_async_callback(intake.aclose)
         window = round(settings.window_mb * _MIB)
-        loader = Loader(engine, stores, intake, window, mint, settings.kvstore_timeout_s, metrics)
+        loader = Loader(engine, storage.stores, intake, window, mint, settings.kvstore_timeout_s, metrics)
         sender = Sender(link, settings.send_limits())
         await stack.enter_async_context(background(_follow(link, sender, loader), "notices"))
-        tools = Tools(engine, sender, source, loader, keeper, settings.heartbeat_s, settings.ticket_wait_s, metrics)
+        tools = Tools(engine, sender, source, loader, settings.heartbeat_s, settings.ticket_wait_s, metrics)
         worker = PrefillWorker(tools, settings)
         export_engine(core.metrics, "prefill", lambda: worker.board.now.load.engine)
         await stack.enter_async_context(background(worker.board.run(), "status"))

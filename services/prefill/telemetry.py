@@ -12,8 +12,12 @@ class PrefillMetrics(TransferMetrics):
     def __init__(self, metrics: Metrics) -> None:
         super().__init__(metrics)
         self._hits = metrics.counter("prefill_store_hit_blocks", "Blocks read from the kvstore and verified")
+        self._hints = metrics.counter("prefill_store_hints", "Hints to another store that were followed", "result")
         self._misses = metrics.counter("prefill_store_misses", "Prompts that found nothing to read", "reason")
-        self._kept = metrics.counter("prefill_store_records", "Records that the kvstore took", "result")
+
+    def hint(self, result: str) -> None:
+        """A store named another one. `result`: useful where that one holds more, stale otherwise."""
+        self._hints.labels(result).inc()
 
     def store_hit(self, blocks: int) -> None:
         self._hits.inc(blocks)
@@ -21,7 +25,3 @@ class PrefillMetrics(TransferMetrics):
     def store_miss(self, reason: str) -> None:
         """`reason`: absent, timeout, engine, or the code of the error that was met."""
         self._misses.labels(reason).inc()
-
-    def kept(self, stored: int, rejected: int) -> None:
-        self._kept.labels("stored").inc(stored)
-        self._kept.labels("rejected").inc(rejected)

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from engine.config import EngineConfig
+from engine.offers import OfferPolicy
 from fabric.settings import ServiceSettings
 
 NANO = Path(__file__).parents[2] / "models" / "nano"
@@ -23,6 +24,9 @@ class WorkerSettings(ServiceSettings):
     kernels: Literal["auto", "reference", "cpu", "triton"] = Field("auto", description="operator backend")
     kv_memory_mb: int = Field(256, ge=1, description="MiB for KV blocks and window slots")
     block_tokens: int = Field(128, ge=1, description="tokens of a KV block, raised to what the model needs")
+    window_state: Literal["auto", "exact", "replay", "recompute"] = Field(
+        "auto", description="how window rows come back at a prefix hit; auto: as the model is served"
+    )
     chunk_tokens: int = Field(512, ge=2, description="most tokens that one engine step computes")
     max_sequences: int = Field(16, ge=1, description="most sequences that one engine step computes")
     max_waiting: int = Field(64, ge=1, description="most requests that wait for the engine; more are refused")
@@ -30,6 +34,13 @@ class WorkerSettings(ServiceSettings):
     batch_invariant: bool = Field(False, description="results do not depend on what else is computed; slower")
     transport: str = Field("ucx://", description="KV transport: ucx://, tcp://host:0 or inproc://")
     window_mb: float = Field(16.0, gt=0, description="MiB of landing memory that one transfer takes at most")
+    kvstore: bool = Field(True, description="use the kvstore instances that discovery names")
+    store_queue: int = Field(8, ge=1, description="requests whose new blocks may wait to be stored; others are not")
+    store_queue_share: float = Field(0.5, gt=0, le=1, description="share of kv_memory_mb that may wait to be stored")
+    store_hold_s: float = Field(10.0, gt=0, description="seconds that blocks are held for a kvstore, at most")
+    store_anchor_share: float = Field(
+        0.125, ge=0, description="bytes of anchors per byte of blocks stored before a request ends; 0: none before"
+    )
     stall_s: float = Field(30.0, gt=0, description="seconds without an engine step, while work waits, that mean stuck")
     watch_period_s: float = Field(0.05, gt=0, description="seconds between two looks at the load for Watch")
 
@@ -40,6 +51,7 @@ class WorkerSettings(ServiceSettings):
             dtype=self.dtype,
             memory_bytes=self.kv_memory_mb * _MIB,
             block_tokens=self.block_tokens,
+            window_state=self.window_state,
             max_batch_tokens=self.chunk_tokens,
             max_sequences=self.max_sequences,
             max_waiting=self.max_waiting,
@@ -47,4 +59,10 @@ class WorkerSettings(ServiceSettings):
             threads=self.threads,
             kernels=self.kernels,
             model_name=self.model_name,
+            offers=OfferPolicy(
+                most=self.store_queue,
+                most_bytes=max(1, round(self.store_queue_share * self.kv_memory_mb * _MIB)),
+                hold_s=self.store_hold_s,
+                anchor_share=self.store_anchor_share,
+            ),
         )

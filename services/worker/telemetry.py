@@ -38,6 +38,28 @@ class TransferMetrics:
         self._seconds.observe(time.monotonic() - started)
 
 
+class StoreMetrics:
+    """What this process took to the kvstore. Names are `deepinfer_<role>_store_*`."""
+
+    def __init__(self, metrics: Metrics, role: str) -> None:
+        self._records = metrics.counter(f"{role}_store_records", "Records that were written for the kvstore", "result")
+        self._bytes = metrics.counter(f"{role}_store_written_bytes", "Bytes written for the kvstore")
+        text = "Sets of sealed blocks that were offered to the kvstore"
+        self._offers = metrics.counter(f"{role}_store_offers", text, "result")
+
+    def records(self, stored: int, rejected: int) -> None:
+        """`rejected`: the kvstore did not find what was sealed."""
+        self._records.labels("stored").inc(stored)
+        self._records.labels("rejected").inc(rejected)
+
+    def written(self, size_bytes: int) -> None:
+        self._bytes.inc(size_bytes)
+
+    def offered(self, result: str) -> None:
+        """`result`: stored, known (nothing of it was wanted), absent (no kvstore), timeout, or an error's code."""
+        self._offers.labels(result).inc()
+
+
 _BATCH_TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
 
 
@@ -77,6 +99,11 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("steps", "Engine steps since start", lambda stats: stats.steps),
     ("computed_tokens", "Tokens that went through the model since start", lambda stats: stats.computed_tokens),
     ("preemptions_total", "Requests that lost their blocks since start", lambda stats: stats.preemptions),
+    ("store_offers_held", "Sets of sealed blocks held until they are stored", lambda stats: stats.offers),
+    ("store_waiting_bytes", "Bytes of blocks and anchors that wait to be stored", lambda stats: stats.offers_bytes),
+    ("store_offers_refused", "Offers beyond the bounds of the queue since start", lambda stats: stats.offers_refused),
+    ("store_offers_late", "Offers that waited for too long since start", lambda stats: stats.offers_late),
+    ("store_offers_taken_back", "Offers whose memory a request needed", lambda stats: stats.offers_taken_back),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,11 @@ import pytest
 
 from engine.sampling.params import SamplingParams
 from fabric.channels import call
+from fabric.records import Extent
 from protos.deepinfer.v1 import common_pb2, kvstore_pb2
+from services.worker import putter
+from services.worker.items import Item, seal
+from services.worker.regions import PoolRegions
 from tests.support.oracle import Oracle
 from tests.support.servers import redis_server
 from tests.support.stack import Stack, worker_stack
@@ -79,17 +84,21 @@ async def test_a_store_that_writes_wrong_bytes_is_caught_by_prefill(model: Path,
         assert metric(stack, "prefill", "kv_transfer_digest_mismatch_total") == 1
 
 
-async def test_a_writer_that_seals_wrong_digests_stores_nothing(model: Path, oracle: Oracle) -> None:
-    async with worker_stack(model) as stack:
-        keeper = stack.running["prefill"].servicer.worker._tools.keeper
-        sealed = keeper._sealed
-        keeper._sealed = lambda item, offset: [
-            replace(extent, digest=extent.digest ^ 1) for extent in sealed(item, offset)
+async def test_a_writer_that_seals_wrong_digests_stores_nothing(
+    model: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(items: Sequence[Item], offsets: Sequence[int], regions: PoolRegions) -> list[list[Extent]]:
+        return [
+            [replace(extent, digest=extent.digest ^ 1) for extent in record] for record in seal(items, offsets, regions)
         ]
+
+    async with worker_stack(model) as stack:
+        monkeypatch.setattr(putter, "seal", wrong)
         await stack.ask(TOKENS, GREEDY)
         await stack.idle()
         assert len(stack.running["kvstore"].servicer.store.tier) == 0
         assert metric(stack, "kvstore", "kvstore_rejected_total") > 0
+        assert metric(stack, "prefill", "prefill_store_records_total", result="rejected") > 0
 
 
 async def test_requests_that_ask_for_no_cache_leave_and_use_none(model: Path, oracle: Oracle) -> None:
