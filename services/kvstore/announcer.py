@@ -51,6 +51,7 @@ class Announcer:
         self.counts = AnnouncerCounts()
         self._changed: dict[bytes, None] = {}
         self._backlog: list[bytes] = []
+        self._telling = 0
         self._woken = asyncio.Event()
         self._marks_at = self._renews_at = self._backlog_at = float("-inf")
 
@@ -64,8 +65,8 @@ class Announcer:
 
     @property
     def waiting(self) -> int:
-        """Keys that are still to be told."""
-        return len(self._changed) + len(self._backlog)
+        """Keys that are still to be told, or are being told."""
+        return len(self._changed) + len(self._backlog) + self._telling
 
     async def run(self) -> None:
         """Tells until cancelled."""
@@ -116,12 +117,15 @@ class Announcer:
         told = {key: self.where(key) for key in keys}
         held = {key: tier for key, tier in told.items() if tier is not None}
         gone = [key for key, tier in told.items() if tier is None]
+        self._telling = len(keys)
         try:
             await self._index.publish(held, self._instance)
             await self._index.withdraw(gone, self._instance)
         except IndexLost:
             self.changed(keys)
             raise
+        finally:
+            self._telling = 0
         self.counts.withdrawn += len(gone)
         return len(held)
 

@@ -110,9 +110,9 @@ class EvictionOrder(Generic[K]):
         """How a record came first."""
         return Arrival.of(self._nodes[key].arrival)
 
-    def children(self, key: K) -> int:
-        """How many records here continue this one."""
-        return self._nodes[key].children
+    def parent(self, key: K) -> K | None:
+        """What a record continues, be it here or not."""
+        return self._nodes[key].parent
 
     def standing(self, key: K, now: float) -> Standing | None:
         """How a record stands, None where it is not here. No use of it."""

@@ -13,19 +13,23 @@ from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.slabs import Writer
 from fabric.kvlink.verify import Placement
 from fabric.records import Extent, Landing
-from services.kvstore.offers import Offer, needed_by
+from services.kvstore.offers import Offer, RecordOffer, needed_by
 from services.kvstore.policy.traits import Arrival
-from services.kvstore.records import ROOT, Record
+from services.kvstore.records import ROOT, Record, RecordKind
 from services.kvstore.tiers import Tiers
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Which records of the offer are wanted, and where each one goes in the landing. No landing where none is."""
+    """Which records of the offer are wanted, and where each one goes in the landing. No landing where none is.
+
+    `other_instance` has the start of it, and what is new belongs there for now; empty where it belongs here.
+    """
 
     wanted: tuple[int, ...]
     offsets: tuple[int, ...]
     landing: Landing | None
+    other_instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,11 @@ class PutSession:
         self._granted = Granted((), (), None)
         self._writer = Writer.FINISHED
         self._arrivals: dict[int, Arrival] = {}
+
+    def new_blocks(self) -> list[RecordOffer]:
+        """What of the offer would be new here, anchors aside."""
+        wanted = [self.offer.records[index] for index in self.offer.wanted(self._tiers.has, self._most_bytes)]
+        return [record for record in wanted if record.id.kind is RecordKind.BLOCK]
 
     def grant(self) -> Granted:
         """Chooses what is wanted and takes a landing for it.

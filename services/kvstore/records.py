@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fabric.records import Extent
+from fabric.retention import RetentionClass
 
 ROOT = bytes(32)  # the parent of a prefix's first block
 
@@ -33,10 +34,14 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class BlockName:
-    """A full block of a prefix and the tokens it must stand for, as little-endian uint32."""
+    """A full block of a prefix and the tokens it must stand for, as little-endian uint32.
+
+    `parent`: key of the block that it must continue; None where who asks does not know it.
+    """
 
     key: bytes
     tokens: bytes
+    parent: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +55,26 @@ class Record:
     offset: int
     size: int
     extents: tuple[Extent, ...]
+    retention: RetentionClass = RetentionClass.DEFAULT
 
     def answers(self, name: BlockName, identity: Identity) -> bool:
-        """Whether this record is what `name` asks for: the tokens are compared, not trusted to the key."""
-        return self.id.key == name.key and self.tokens == name.tokens and self.identity == identity
+        """Whether this record is what `name` asks for: tokens and parent are compared, not trusted to the key."""
+        continues = name.parent is None or self.parent == name.parent
+        return self.id.key == name.key and self.tokens == name.tokens and continues and self.identity == identity
 
     @property
     def parent_id(self) -> RecordId | None:
-        """What must outlive this record: an anchor's block, a block's parent block."""
-        if self.id.kind is RecordKind.ANCHOR:
-            return RecordId(RecordKind.BLOCK, self.id.key)
-        return None if self.parent == ROOT else RecordId(RecordKind.BLOCK, self.parent)
+        """What must outlive this record."""
+        return parent_of(self.id, self.parent)
+
+
+def parent_of(record: RecordId, parent: bytes) -> RecordId | None:
+    """What must outlive a record whose block continues the block `parent`: an anchor's block, a block's parent."""
+    if record.kind is RecordKind.ANCHOR:
+        return RecordId(RecordKind.BLOCK, record.key)
+    return None if parent == ROOT else RecordId(RecordKind.BLOCK, parent)
+
+
+def sample(record: RecordId) -> int:
+    """An even spread number: keys are keyed hashes, any two bytes of one are spread evenly."""
+    return int.from_bytes(record.key[:2], "little")

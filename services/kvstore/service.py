@@ -23,6 +23,7 @@ from protos.deepinfer.v1 import kvstore_pb2 as pb
 from protos.deepinfer.v1 import kvstore_pb2_grpc as rpc
 from services.kvstore import wire
 from services.kvstore.announcer import Announcer, Pace
+from services.kvstore.fill import Filling
 from services.kvstore.hints import Hints
 from services.kvstore.index import open_index
 from services.kvstore.nvme.files import SegmentFiles
@@ -73,7 +74,7 @@ class KvStoreServicer(rpc.KvStoreServiceServicer):
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Any) -> None:
         offer = wire.unpack_offer((await wire.next_message(requests, "offer")).offer)
         async with self.store.putting(offer) as session:
-            await context.write(wire.pack_grant(session.grant()))
+            await context.write(wire.pack_grant(await self.store.grant(session)))
             commit = (await wire.next_message(requests, "commit")).commit
             committed = await self.store.commit(session, wire.unpack_commit(commit))
             done = pb.PutCommitted(stored=len(committed.stored), rejected=committed.rejected)
@@ -141,8 +142,9 @@ def _open_store(
     landings = LandingPool(link, settings.landing_mb * _MIB)
     limits = StoreLimits(settings.max_puts, settings.landing_mb * _MIB // 2, settings.push_timeout_s)
     exported.watch(lambda: tier.used, lambda: len(tier))
-    exported.watch_index(hints, announcer)
+    filling = Filling(settings.fill_mb_per_s * _MIB, time.monotonic)
+    exported.watch_index(hints, announcer, filling)
     if nvme is not None:
         exported.watch_nvme(nvme)
     tiers = Tiers(tier, nvme, time.time)
-    return Store(tiers, link, landings, hints, announcer, limits, partial(secrets.token_hex, 16), exported)
+    return Store(tiers, link, landings, hints, announcer, filling, limits, partial(secrets.token_hex, 16), exported)

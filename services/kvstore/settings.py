@@ -22,6 +22,9 @@ class KvStoreSettings(ServiceSettings, env_prefix="DEEPINFER_KVSTORE_"):
     index_keys_per_s: float = Field(
         20_000.0, gt=0, description="keys a second that are told anew to an index that lost them"
     )
+    fill_mb_per_s: float = Field(
+        64.0, gt=0, description="MiB a second of blocks that another kvstore holds and whose home is here now"
+    )
     max_puts: int = Field(16, ge=1, description="writers at a time; more are refused")
     push_timeout_s: float = Field(2.0, gt=0, description="seconds that writing a hit may take")
     put_timeout_s: float = Field(10.0, gt=0, description="seconds that a writer may take to fill its grant")

@@ -14,11 +14,12 @@ from fabric.kvlink.outgoing import Outgoing, Piece, Sender, SendLimits
 from fabric.kvlink.slabs import Writer
 from fabric.records import Extent, Landing
 from services.kvstore.announcer import Announcer
+from services.kvstore.fill import Filling
 from services.kvstore.hints import Hints
 from services.kvstore.index import Tier
 from services.kvstore.offers import Offer, needed_by
 from services.kvstore.policy.budget import NOBODY, Owner
-from services.kvstore.puts import Committed, PutSession
+from services.kvstore.puts import Committed, Granted, PutSession
 from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind
 from services.kvstore.telemetry import StoreMetrics
 from services.kvstore.tier import Held
@@ -60,12 +61,13 @@ class Store:
         landings: LandingPool,
         hints: Hints,
         announcer: Announcer,
+        filling: Filling,
         limits: StoreLimits,
         mint: Callable[[], str],
         metrics: StoreMetrics,
     ) -> None:
         self.tiers, self.tier, self._link, self._landings, self._hints = tiers, tiers.dram, link, landings, hints
-        self._announcer, self._limits, self._metrics = announcer, limits, metrics
+        self._announcer, self._filling, self._limits, self._metrics = announcer, filling, limits, metrics
         self._region = link.register(tiers.dram.memory)
         self._sender = Sender(link, SendLimits(timeout_s=limits.push_timeout_s))
         self._mint = mint
@@ -144,6 +146,19 @@ class Store:
         finally:
             self._awaited.discard(session.id)
             session.close()
+
+    async def grant(self, session: PutSession) -> Granted:
+        """What of an offer may come, and where it goes. What another instance holds comes as fast as filling allows;
+        beyond that nothing of the offer does: without its start the rest would be of no use here, and it is there.
+
+        Raises:
+            Exhausted: no landing memory now.
+        """
+        blocks = session.new_blocks()
+        other, held = await self._hints.elsewhere([block.name.key for block in blocks])
+        if other and not self._filling.takes(sum(block.size for block in blocks[:held])):
+            return Granted((), (), None, other)
+        return session.grant()
 
     async def commit(self, session: PutSession, records: Sequence[Sequence[Extent]]) -> Committed:
         """Verifies and stores what a session's writer wrote. Raises InvalidArgument for another number of records."""

@@ -8,6 +8,7 @@ from functools import partial
 
 from fabric.telemetry.metrics import Metrics
 from services.kvstore.announcer import Announcer
+from services.kvstore.fill import Filling
 from services.kvstore.hints import Hints
 from services.kvstore.nvme.tier import NvmeCounts, NvmeTier
 
@@ -29,7 +30,7 @@ class StoreMetrics:
         self._tier_bytes.labels("dram").set_function(used_bytes)
         self._metrics.gauge("kvstore_records", "Records").set_function(records)
 
-    def watch_index(self, hints: Hints, announcer: Announcer) -> None:
+    def watch_index(self, hints: Hints, announcer: Announcer, filling: Filling) -> None:
         """Exports what the index was told and asked."""
         text = "How often the index did not answer since start"
         lost = self._metrics.gauge("kvstore_index_lost_total", text)
@@ -42,6 +43,10 @@ class StoreMetrics:
         told = self._metrics.gauge("kvstore_index_events_total", text, "event")
         for event in ("announced", "withdrawn", "reannounced", "passes"):
             told.labels(event).set_function(partial(getattr, announcer.counts, event))
+        text = "Bytes of blocks that another instance held and that came here since start"
+        self._metrics.gauge("kvstore_fill_bytes_total", text).set_function(lambda: filling.counts.filled_bytes)
+        text = "Writers that were sent to the instance that holds their prefix since start"
+        self._metrics.gauge("kvstore_fill_redirected_total", text).set_function(lambda: filling.counts.redirected)
 
     def watch_nvme(self, nvme: NvmeTier) -> None:
         """Exports what the tier on disk counts."""

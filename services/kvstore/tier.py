@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from fabric.kvlink.verify import digest
 from fabric.records import Extent
-from services.kvstore.eviction import EvictionOrder
+from services.kvstore.eviction import EvictionOrder, Standing
 from services.kvstore.memory import SlabAllocator
 from services.kvstore.policy.budget import Budgets, Owner
+from services.kvstore.policy.retention import KEEP_S, WarmWindow
 from services.kvstore.policy.traits import ALONE, Arrival
-from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind
+from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind, sample
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -32,16 +33,18 @@ class Held:
 class DramTier:
     """Owns `memory`. A record is visible only after `admit`; its bytes stay while it is pinned, even after a drop."""
 
-    def __init__(self, capacity_bytes: int, clock: Callable[[], float]) -> None:
+    def __init__(self, capacity_bytes: int, clock: Callable[[], float], warm: WarmWindow | None = None) -> None:
+        """warm: how long what also `lies_below` stays unused; None where nothing is below: then as its class says."""
         self._slab = SlabAllocator(capacity_bytes)
         self.memory: Bytes = np.zeros(self._slab.capacity, dtype=np.uint8)
-        self._clock = clock
+        self._clock, self._warm = clock, warm
         self._records: dict[RecordId, Record] = {}
         budgets = Budgets(self.capacity // 2, self.capacity // 2)  # promises never fill the tier
-        self._order: EvictionOrder[RecordId] = EvictionOrder(_sample, budgets)
+        self._order: EvictionOrder[RecordId] = EvictionOrder(sample, budgets)
         self._pins: Counter[int] = Counter()
         self._doomed: set[int] = set()
         self.evicted: Callable[[Record], None] = lambda record: None
+        self.lies_below: Callable[[Record], bool] = lambda record: False  # asked of what is idle, and of nothing else
 
     def __len__(self) -> int:
         return len(self._records)
@@ -68,6 +71,15 @@ class DramTier:
     def by_id(self, record: RecordId) -> Record | None:
         """The record of this name, whatever tokens it stands for."""
         return self._records.get(record)
+
+    def standing(self, record: RecordId) -> Standing | None:
+        """Age, idle time and promise of a record; None where it is not here. No use of it."""
+        return self._order.standing(record, self._clock())
+
+    @property
+    def promised(self) -> int:
+        """Bytes that promises protect now."""
+        return self._order.promised_bytes(self._clock())
 
     def lookup(self, names: Sequence[BlockName], identity: Identity) -> Held:
         """Leading blocks held, and up to which anchor."""
@@ -109,7 +121,7 @@ class DramTier:
         """Offset of room for one record, evicting as needed; None if even that does not make room."""
         if size_bytes > self.capacity:
             return None
-        self._drop_expired()
+        self.drop_idle()
         while (offset := self._slab.take(size_bytes)) is None:
             coldest = self._order.coldest(self._clock(), self._is_movable)
             if coldest is None:
@@ -127,8 +139,13 @@ class DramTier:
             self._slab.give(record.offset)
             return False
         self._records[record.id] = record
-        self._order.add(record.id, record.parent_id, self._clock(), arrival)
+        idle_s = KEEP_S[record.retention] if self._warm is None else self._warm.idle_s
+        self._order.add(record.id, record.parent_id, self._clock(), arrival, idle_s)
         return True
+
+    def arrival(self, record: RecordId) -> Arrival:
+        """How a record that is here came first."""
+        return self._order.arrival(record)
 
     def drop(self, record: Record) -> None:
         """Forgets a record at once; its bytes go when the last pin does."""
@@ -141,6 +158,12 @@ class DramTier:
         else:
             self._slab.give(record.offset)
         self.evicted(record)
+
+    def drop_idle(self) -> None:
+        """Drops what nobody used for the time of its class or, above another tier, for the warm window."""
+        while idle := [record for record in self._order.expired(self._clock()) if self._may_leave(record)]:
+            for record in idle:
+                self.drop(self._records[record])
 
     @contextmanager
     def pinned(self, records: Iterable[Record]) -> Iterator[None]:
@@ -166,13 +189,15 @@ class DramTier:
                 count, total = count + 1, total + record.size
         return count, total
 
+    def _may_leave(self, record: RecordId) -> bool:
+        if not self._is_movable(record):
+            return False
+        held = self._records[record]
+        unused_s = self._clock() - self._order.used_s(record)
+        return unused_s >= KEEP_S[held.retention] or self.lies_below(held)
+
     def _is_movable(self, record: RecordId) -> bool:
         return not self._pins[self._records[record].offset]
-
-    def _drop_expired(self) -> None:
-        for record in self._order.expired(self._clock()):
-            if self._is_movable(record):
-                self.drop(self._records[record])
 
     def _unpin(self, offset: int) -> None:
         self._pins[offset] -= 1
@@ -181,8 +206,3 @@ class DramTier:
             if offset in self._doomed:
                 self._doomed.remove(offset)
                 self._slab.give(offset)
-
-
-def _sample(record: RecordId) -> int:
-    """Keys are keyed hashes: any two bytes of one are spread evenly."""
-    return int.from_bytes(record.key[:2], "little")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
@@ -10,6 +11,7 @@ from services.kvstore.nvme.tier import NvmeTier
 from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind
 from services.kvstore.tier import DramTier, Held
 
+_SWEEP_S = 60.0
 # Records, by the name that asked for each.
 _Missing = list[tuple[RecordId, BlockName, int]]
 
@@ -19,6 +21,8 @@ class Tiers:
 
     def __init__(self, dram: DramTier, nvme: NvmeTier | None, now: Callable[[], float]) -> None:
         self.dram, self.nvme, self._now = dram, nvme, now
+        if nvme is not None:
+            dram.lies_below = self._lies_below
 
     def has(self, record: RecordId) -> bool:
         """Whether a record of this name is in any tier."""
@@ -58,20 +62,33 @@ class Tiers:
             for (_, name, _), offset, stored in zip(missing, offsets, read, strict=False):
                 self._admit(name, identity, offset, stored)
 
+    def collect(self, names: Sequence[BlockName], identity: Identity, anchor: bool) -> list[Record]:
+        """Leading blocks of `names` that are in DRAM and, where `anchor` and all are, the last one's anchor.
+
+        All become young in both tiers. What is not below, for the disk had no time for it, is offered to it again.
+        """
+        records = self.dram.collect(names, identity, anchor)
+        if self.nvme is not None:
+            self.nvme.touch(record.id for record in records)
+            for record in records:
+                self.keep(record)
+        return records
+
     def keep(self, record: Record) -> None:
-        """Writes a record that is new in DRAM behind, to the disk; until then its bytes stay.
+        """Writes a record of DRAM behind, to the disk, unless it is there; until then its bytes stay.
 
         Raises:
             ValueError: it is not in DRAM (any more): its bytes may be another's.
         """
         if self.dram.by_id(record.id) is not record:
             raise ValueError(f"{record.id.kind} record is not in DRAM")
-        if self.nvme is None:
+        if self.nvme is None or not self.nvme.wants(record.id):
             return
         with ExitStack() as held:
             held.enter_context(self.dram.pinned([record]))
             payload = self.dram.memory[record.offset : record.offset + record.size]
-            self.nvme.offer(Stored.of(record, self._now()), payload, held.pop_all().close)
+            arrival = self.dram.arrival(record.id)
+            self.nvme.offer(Stored.of(record, self._now()), payload, held.pop_all().close, arrival)
 
     def _missing(self, names: Sequence[BlockName], identity: Identity, anchor: bool) -> tuple[_Missing, list[Record]]:
         """What of the leading names is on disk alone, and what is in DRAM."""
@@ -105,6 +122,16 @@ class Tiers:
             self.dram.give(offset)
         else:
             self.dram.admit(record)
+
+    async def run(self) -> None:
+        """Lets go of what is idle in DRAM, be there a demand for its room or not, until cancelled."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self.dram.drop_idle()
+
+    def _lies_below(self, record: Record) -> bool:
+        self.keep(record)
+        return self._below(record.id) is not None
 
     def _holds(self, kind: RecordKind, name: BlockName, identity: Identity) -> bool:
         return self.dram.find(kind, name, identity) is not None or self._below(RecordId(kind, name.key)) is not None

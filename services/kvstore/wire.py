@@ -108,7 +108,14 @@ def unpack_keep(message: pb.RetainRequest, capacity_bytes: int) -> Keep:
 
 def pack_grant(granted: Granted) -> pb.PutResponse:
     landing = wire.pack_landing(granted.landing) if granted.landing is not None else None
-    return pb.PutResponse(grant=pb.PutGrant(wanted=granted.wanted, landing=landing, offsets=granted.offsets))
+    return pb.PutResponse(
+        grant=pb.PutGrant(
+            wanted=granted.wanted,
+            landing=landing,
+            offsets=granted.offsets,
+            other_instance=granted.other_instance,
+        )
+    )
 
 
 def pack_served(served: Served) -> pb.GetResponse:

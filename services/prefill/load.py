@@ -88,12 +88,21 @@ class Loader:
         """A store with a longer usable prefix than is here, following its hint to another one once."""
         reply = await self._lookup(store, names)
         here = self._here(local)
-        if reply.other_blocks and self._usable(reply) + reply.other_blocks > here:
+        if reply.other_blocks and reply.blocks_held + reply.other_blocks > here:
             other = self._stores.named(reply.other_instance)
-            second = await self._lookup(other, names) if other is not None else reply
-            if other is not None and self._usable(second) > self._usable(reply):
+            second = await self._second_lookup(other, names) if other is not None else None
+            useful = second is not None and self._usable(second) > max(here, self._usable(reply))
+            self._metrics.hint("useful" if useful else "stale")
+            if other is not None and second is not None and useful:
                 store, reply = other, second
         return (store, self._usable(reply)) if self._usable(reply) > here else None
+
+    async def _second_lookup(self, store: Store, names: Sequence[pb.BlockName]) -> pb.LookupResponse | None:
+        """A hint may name one that does not answer: what the first store holds is still a hit then."""
+        try:
+            return await self._lookup(store, names)
+        except ServiceError:
+            return None
 
     def _here(self, local: LocalPrefix) -> int:
         """Blocks that this worker's own cache can continue."""

@@ -18,6 +18,11 @@ from protos.deepinfer.v1 import kvstore_pb2_grpc as rpc
 _PROBE_S = 1.0  # between two questions to a store that did not answer, and for the answer to each
 
 
+def claim(instance: str, first_key: bytes) -> bytes:
+    """How strong an instance's claim to a prefix is: the greatest one among all instances wins."""
+    return blake3(instance.encode() + first_key).digest()
+
+
 class Store(NamedTuple):
     """One kvstore instance."""
 
@@ -58,10 +63,13 @@ class Stores:
             await asyncio.gather(*(self._question(member) for member in silent), asyncio.sleep(_PROBE_S))
 
     def home(self, first_key: bytes) -> Store | None:
-        """The store of a prefix, by rendezvous over its first block key: membership changes move few prefixes."""
-        if not self._members:
-            return None
-        return self._trusted(max(self._members, key=lambda each: blake3(each.instance.encode() + first_key).digest()))
+        """The store of a prefix, by rendezvous over its first block key: membership changes move few prefixes.
+
+        While it is silent, the one that would be it without it.
+        """
+        trusted = [member for member in self._members if member.instance not in self._silent]
+        home = max(trusted, key=lambda member: claim(member.instance, first_key), default=None)
+        return self._trusted(home) if home is not None else None
 
     def named(self, instance: str) -> Store | None:
         """The store of this name, if it is still there."""

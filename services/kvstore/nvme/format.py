@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import xxhash
 from google.protobuf.message import DecodeError
 
 from fabric.records import Extent
-from fabric.wire import pack_extents, unpack_extents
+from fabric.retention import RetentionClass
+from fabric.wire import pack_extents, pack_retention, unpack_extents, unpack_retention
 from protos.deepinfer.v1 import kvstore_pb2 as pb
-from services.kvstore.records import Identity, Record, RecordId, RecordKind
+from services.kvstore.records import Identity, Record, RecordId, RecordKind, parent_of
 
 PAGE = 4096  # unit of files: what a device writes whole, and what unbuffered reads are aligned to
 MAX_HEADER_BYTES = 1 << 20
@@ -40,7 +41,7 @@ _KIND_OF = {number: kind for kind, number in _KINDS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a segment says of one record; `stored_at` in unix seconds."""
+    """What a segment says of one record; `stored_at` in unix seconds: written then or, if it was moved, used last."""
 
     id: RecordId
     identity: Identity
@@ -49,16 +50,33 @@ class Stored:
     size: int
     extents: tuple[Extent, ...]
     stored_at: float
+    retention: RetentionClass = RetentionClass.DEFAULT
 
     @classmethod
     def of(cls, record: Record, stored_at: float) -> Stored:
         return cls(
-            record.id, record.identity, record.tokens, record.parent, record.size, tuple(record.extents), stored_at
+            id=record.id,
+            identity=record.identity,
+            tokens=record.tokens,
+            parent=record.parent,
+            size=record.size,
+            extents=tuple(record.extents),
+            stored_at=stored_at,
+            retention=record.retention,
         )
+
+    @property
+    def parent_id(self) -> RecordId | None:
+        """What must outlive this record."""
+        return parent_of(self.id, self.parent)
+
+    def used(self, at: float) -> Stored:
+        """The same, used last at that time."""
+        return replace(self, stored_at=at)
 
     def placed(self, offset: int) -> Record:
         """The record as it lies at `offset` of the DRAM tier."""
-        return Record(self.id, self.identity, self.tokens, self.parent, offset, self.size, self.extents)
+        return Record(self.id, self.identity, self.tokens, self.parent, offset, self.size, self.extents, self.retention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +99,7 @@ def pack_head(stored: Stored, segment: int) -> bytes:
         token_ids=stored.tokens,
         extents=pack_extents(stored.extents),
         stored_at_ms=round(stored.stored_at * 1000),
+        retention=pack_retention(stored.retention),
     ).SerializeToString()
     prelude = _PRELUDE.pack(_MAGIC, len(header), stored.size, segment)
     return prelude + _SEAL.pack(xxhash.xxh3_64_intdigest(prelude + header)) + header
@@ -137,6 +156,7 @@ def _unpack(header: bytes, size: int) -> Stored | None:
         message = pb.SegmentHeader.FromString(header)
         extents = unpack_extents(message.extents)
         kind = _KIND_OF[message.kind]
+        retention = unpack_retention(message.retention) or RetentionClass.DEFAULT
     except (DecodeError, KeyError, ValueError):
         return None
     if not _fit(extents, size):
@@ -149,6 +169,7 @@ def _unpack(header: bytes, size: int) -> Stored | None:
         size,
         extents,
         message.stored_at_ms / 1000,
+        retention,
     )
 
 

@@ -205,7 +205,7 @@ def test_what_is_restored_is_as_old_as_it_was_and_taught_nothing() -> None:
     evictions.restore(1, None, 0.0, 900.0)
     evictions.restore(2, 1, 500.0, 900.0)
     evictions.add(3, None, 900.0)
-    assert evictions.used_s(1) == 0.0 and evictions.children(1) == 1
+    assert evictions.used_s(1) == 0.0 and evictions.parent(2) == 1
     assert evictions.coldest(901.0, everything) == 2  # untaught: the oldest of those that nothing continues
     assert evictions.expired(1499.0) == [] and evictions.expired(1500.0) == [2]
     evictions.remove(2, 1500.0)

@@ -59,7 +59,7 @@ async def test_verifying_forgets_what_is_damaged_and_is_no_use_of_the_rest(tmp_p
     clock = FakeClock()
     async with opened(tmp_path, clock) as tier:
         await wrote(tier, 1, 2)
-        place = tier._entries[stored(1).id].place
+        place = tier._index.get(stored(1).id).place
         descriptor = os.open(tmp_path / f"{place.segment:012d}.segment", os.O_RDWR)
         os.pwrite(descriptor, b"\xff\x00\xff", place.offset + place.nbytes - PAGE)
         os.close(descriptor)

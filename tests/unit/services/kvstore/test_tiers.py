@@ -15,8 +15,10 @@ import numpy as np
 from fabric.kvlink.verify import digest
 from fabric.lifecycle import background
 from fabric.records import Extent
+from fabric.retention import RetentionClass
 from services.kvstore.nvme.files import SegmentFiles
 from services.kvstore.nvme.tier import NvmeTier
+from services.kvstore.policy.retention import WarmWindow
 from services.kvstore.records import ROOT, BlockName, Identity, Record, RecordId, RecordKind
 from services.kvstore.tier import DramTier
 from services.kvstore.tiers import Tiers
@@ -46,7 +48,11 @@ class Bench:
         assert self.tiers.nvme is not None
         return self.tiers.nvme
 
-    def put(self, number: int, parent: int | None = None) -> bool:
+    def held(self) -> set[int]:
+        """Blocks in DRAM."""
+        return {int.from_bytes(record.key) for record in self.tiers.dram.ids}
+
+    def put(self, number: int, parent: int | None = None, retention: RetentionClass = RetentionClass.DEFAULT) -> bool:
         """Stores a block as a writer's commit does; False where DRAM has no room that can be made."""
         dram, data = self.tiers.dram, payload(number)
         place = dram.take(SIZE)
@@ -55,9 +61,8 @@ class Bench:
         dram.memory[place : place + SIZE] = data
         extent = Extent("latent", 0, 1, 0, SIZE, digest(data))
         above = ROOT if parent is None else name(parent).key
-        one = Record(
-            RecordId(RecordKind.BLOCK, name(number).key), IDENTITY, name(number).tokens, above, place, SIZE, (extent,)
-        )
+        block = RecordId(RecordKind.BLOCK, name(number).key)
+        one = Record(block, IDENTITY, name(number).tokens, above, place, SIZE, (extent,), retention)
         if dram.admit(one):
             self.tiers.keep(one)
         return True
@@ -66,7 +71,7 @@ class Bench:
         """Leading blocks of a prefix that come back, each as it was put."""
         names = [name(number) for number in numbers]
         await self.tiers.raise_(names, IDENTITY, anchor=False)
-        records = self.tiers.dram.collect(names, IDENTITY, anchor=False)
+        records = self.tiers.collect(names, IDENTITY, anchor=False)
         for number, record in zip(numbers, records, strict=False):
             assert (self.tiers.dram.memory[record.offset : record.offset + SIZE] == payload(number)).all()
         return len(records)
@@ -80,12 +85,10 @@ class Bench:
 async def opened(folder: Path, records: int, queue_records: int = 1000, segments: int = 1000) -> AsyncIterator[Bench]:
     """DRAM of `records` blocks over a disk of segments of 8 blocks."""
     clock, segment = FakeClock(10_000.0), 16 * SIZE
-    nvme = NvmeTier(
-        SegmentFiles(folder, segment, direct=False), segments * segment, 3600.0, clock, queue_records * SIZE
-    )
+    nvme = NvmeTier(SegmentFiles(folder, segment, direct=False), segments * segment, clock, queue_records * SIZE)
     try:
         async with background(nvme.run(), "nvme"):
-            yield Bench(Tiers(DramTier(records * SIZE, clock), nvme, clock), clock)
+            yield Bench(Tiers(DramTier(records * SIZE, clock, WarmWindow()), nvme, clock), clock)
     finally:
         nvme.close()
 
@@ -135,3 +138,63 @@ async def test_a_record_larger_than_the_share_is_written_while_nothing_else_wait
         assert bench.put(1) and bench.put(2)
         await bench.written()
         assert bench.nvme.counts.written == 1 and bench.nvme.counts.dropped == 1
+
+
+async def test_what_was_idle_for_the_warm_window_is_on_disk_alone_and_comes_back(tmp_path):
+    async with opened(tmp_path, records=16) as bench:
+        for number in range(3):
+            assert bench.put(number, parent=number - 1 if number else None)
+        await bench.written()
+        bench.clock.advance(1800.0)
+        assert await bench.get(0) == 1
+        bench.clock.advance(1801.0)
+        bench.tiers.dram.drop_idle()
+        assert bench.held() == {0} and len(bench.nvme) == 3  # a hit starts the window anew
+        bench.clock.advance(1800.0)
+        bench.tiers.dram.drop_idle()
+        assert bench.held() == set() and await bench.get(0, 1, 2) == 3
+
+
+async def test_what_is_not_on_disk_stays_warm_for_its_class_and_is_offered_again(tmp_path, monkeypatch):
+    async with opened(tmp_path, records=16) as bench:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", lambda *_: (_ for _ in ()).throw(OSError(5, "broken")))
+            assert bench.put(1)
+            await bench.written()
+            bench.clock.advance(3601.0)
+            bench.tiers.dram.drop_idle()
+            await bench.written()
+            assert bench.held() == {1} and bench.nvme.counts.failed == 2
+        bench.clock.advance(61.0)
+        bench.tiers.dram.drop_idle()  # offered again, and seen to be there a minute later
+        await bench.written()
+        bench.clock.advance(61.0)
+        bench.tiers.dram.drop_idle()
+        assert bench.held() == set() and await bench.get(1) == 1
+
+
+async def test_without_a_disk_records_stay_for_their_class(tmp_path):
+    clock = FakeClock(10_000.0)
+    bench = Bench(Tiers(DramTier(16 * SIZE, clock), None, clock), clock)
+    assert bench.put(1) and bench.put(2, retention=RetentionClass.CHAT)
+    clock.advance(71 * 3600.0)
+    bench.tiers.dram.drop_idle()
+    assert bench.held() == {1, 2}
+    clock.advance(3601.0)
+    bench.tiers.dram.drop_idle()
+    assert bench.held() == {2}
+
+
+async def test_a_hit_above_is_a_use_below_and_writes_what_the_disk_had_no_time_for(tmp_path, monkeypatch):
+    async with opened(tmp_path, records=16, queue_records=1) as bench:
+        with stalled(monkeypatch) as waits:
+            assert bench.put(0) and await asyncio.to_thread(waits.wait, 10.0)
+            assert bench.put(1)  # finds the queue full
+        await bench.written()
+        assert len(bench.nvme) == 1
+        bench.clock.advance(50.0)
+        assert await bench.get(0) == 1 and await bench.get(1) == 1
+        await bench.written()
+        assert len(bench.nvme) == 2
+        known = bench.nvme.known(RecordId(RecordKind.BLOCK, name(0).key))
+        assert known is not None and known.used_at == bench.clock.now

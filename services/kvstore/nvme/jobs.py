@@ -1,0 +1,103 @@
+"""Jobs: what threads do with segment files. Each blocks; none of them knows an index, and none fails with the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from fabric.kvlink.verify import copy_rows
+from fabric.telemetry import logs
+from services.kvstore.nvme.files import Bytes, Place, SegmentFiles
+from services.kvstore.nvme.format import Head, Stored
+from services.kvstore.records import RecordId
+
+_log = logs.get("nvme")
+
+
+def scan(files: SegmentFiles, number: int) -> tuple[list[tuple[Place, Head]], int]:
+    """The records of a segment by their heads, and how many stretches of it are none."""
+    found: list[tuple[Place, Head]] = []
+    damaged = 0
+    try:
+        for item in files.scan(number):
+            if item is None:
+                damaged += 1
+            else:
+                found.append(item)
+    except OSError as error:
+        damaged += 1
+        _log.warning("a segment cannot be read to its end", segment=number, error=error.strerror)
+    return found, damaged
+
+
+def append(files: SegmentFiles, records: Sequence[tuple[Stored, Bytes]]) -> list[Place]:
+    """Places of as many as the disk takes, all of them synced."""
+    places: list[Place] = []
+    try:
+        for stored, payload in records:
+            places.append(files.append(stored, payload))
+    except OSError as error:
+        _log.warning("the disk takes no records", error=error.strerror)
+    return places if _is_synced(files) else []
+
+
+def move(files: SegmentFiles, records: Sequence[tuple[Place, float]]) -> list[tuple[Stored, Place]]:
+    """Records appended anew, with the time of their last use. Payloads are as they were, sound or not: a read tells."""
+    moved: list[tuple[Stored, Place]] = []
+    try:
+        for place, used_at in records:
+            read = files.read(place)
+            if read is not None:
+                stored = read[0].stored.used(used_at)
+                moved.append((stored, files.append(stored, read[1])))
+    except OSError as error:
+        _log.warning("records were not moved", error=error.strerror)
+    return moved if _is_synced(files) else []
+
+
+def read_all(
+    files: SegmentFiles, places: Sequence[Place | None], wanted: Sequence[tuple[RecordId, Bytes]]
+) -> list[Stored | None]:
+    """`read` of each; None where there is no place."""
+    return [
+        read(files, place, record, target) if place is not None else None
+        for place, (record, target) in zip(places, wanted, strict=True)
+    ]
+
+
+def read(files: SegmentFiles, place: Place, record: RecordId, target: Bytes) -> Stored | None:
+    """The record, its bytes verified in `target`; None where anything of it is not as it was written."""
+    try:
+        found = files.read(place)
+    except (OSError, KeyError):
+        return None
+    if found is None or found[0].stored.id != record or found[0].stored.size != len(target):
+        return None
+    stored, payload = found[0].stored, found[1]
+    rows = [(each.offset, each.size, each.digest, target[each.offset : each.end]) for each in stored.extents]
+    return stored if copy_rows(payload, rows) is None else None
+
+
+def head(files: SegmentFiles, place: Place, record: RecordId) -> Stored | None:
+    """What the disk says of a record, its payload unread; None where that is damaged or of another one."""
+    try:
+        found = files.head(place)
+    except (OSError, KeyError):
+        return None
+    return found.stored if found is not None and found.stored.id == record else None
+
+
+def erase(files: SegmentFiles, places: Sequence[Place]) -> None:
+    """Overwrites records. Raises OSError where the disk does not take it."""
+    for place in places:
+        with suppress(KeyError):  # it went with its segment
+            files.erase(place)
+
+
+def _is_synced(files: SegmentFiles) -> bool:
+    try:
+        files.sync()
+    except OSError as error:
+        _log.warning("the disk does not say that it holds what was written", error=error.strerror)
+        return False
+    return True
