@@ -51,14 +51,15 @@ def pack_entry(entry: Entry, description: Description | None, now: float) -> pb.
         tiers=[TIER_CODES[tier] for tier in entry.tiers],
         size=entry.size,
         idle_ms=round(entry.idle_s * 1000),
+        owner=entry.owner,
     )
-    age_s = entry.age_s
-    if entry.owner is not None:
-        message.retention, message.owner = wire.pack_retention(entry.owner.retention), entry.owner.tenant
+    age_s, retention = entry.age_s, entry.retention
     if description is not None:
         message.token_ids.extend(_tokens(description.record))
-        message.parent_key = description.record.parent
+        message.parent_key, retention = description.record.parent, description.record.retention
         age_s = max(0.0, now - description.stored_at) if description.stored_at is not None else age_s
+    if retention is not None:
+        message.retention = wire.pack_retention(retention)
     if age_s is not None:
         message.age_ms = round(age_s * 1000)
     return message

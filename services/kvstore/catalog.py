@@ -10,7 +10,6 @@ from fabric.errors import NotFound
 from fabric.retention import RetentionClass
 from services.kvstore.index import Tier
 from services.kvstore.nvme.format import Stored
-from services.kvstore.policy.budget import Owner
 from services.kvstore.records import ROOT, Record, RecordId, RecordKind
 from services.kvstore.tiers import Tiers
 
@@ -40,26 +39,28 @@ class Filter:
 
     def matches(self, entry: Entry) -> bool:
         """Whether the record is meant."""
-        owner = entry.owner
         return (
             self.names(entry.id)
             and (self.tier is None or self.tier in entry.tiers)
-            and (self.retention is None or (owner is not None and owner.retention is self.retention))
-            and (not self.owner or (owner is not None and owner.tenant.startswith(self.owner)))
+            and (self.retention is None or entry.retention is self.retention)
+            and (not self.owner or entry.owner.startswith(self.owner))
             and entry.idle_s >= self.idle_s
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One record. `age_s` is None where only the disk could tell; `owner` is that of its promise, if it has one."""
+    """One record. `age_s` and `retention` are None where only the disk could tell. `owner`: hexadecimal digits, of its
+    promise, if it has one.
+    """
 
     id: RecordId
     size: int
     tiers: tuple[Tier, ...]
     age_s: float | None
     idle_s: float
-    owner: Owner | None
+    retention: RetentionClass | None
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,10 @@ class Catalog:
         below = self._tiers.nvme.known(record) if self._tiers.nvme is not None else None
         if here is not None and standing is not None:
             tiers = (Tier.DRAM, Tier.NVME) if below is not None else (Tier.DRAM,)
-            return Entry(record, here.size, tiers, standing.age_s, standing.idle_s, standing.owner)
+            owner = standing.owner.tenant if standing.owner is not None else ""
+            return Entry(record, here.size, tiers, standing.age_s, standing.idle_s, here.retention, owner)
         if below is not None:
-            return Entry(record, below.size, (Tier.NVME,), None, max(0.0, self._now() - below.used_at), None)
+            return Entry(record, below.size, (Tier.NVME,), None, max(0.0, self._now() - below.used_at), None, "")
         return None
 
     async def pages(self, wanted: Filter, limit: int = 0) -> AsyncIterator[list[Entry]]:

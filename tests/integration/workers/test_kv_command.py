@@ -26,9 +26,9 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
 
 @asynccontextmanager
-async def filled(model: Path, oracle: Oracle, **store: object) -> AsyncIterator[Stack]:
+async def filled(model: Path, oracle: Oracle, transport: str = "inproc://", **store: object) -> AsyncIterator[Stack]:
     """A stack whose store holds the blocks of one prompt."""
-    async with worker_stack(model, store=store) as stack:
+    async with worker_stack(model, transport=transport, store=store) as stack:
         assert (await stack.ask(TOKENS, GREEDY)).tokens == oracle.answer(TOKENS, GREEDY)
         await stack.idle()
         if tiers(stack).nvme is not None:
