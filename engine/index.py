@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.blocks import BlockPool
+from engine.journal import Journal
 from engine.prefix import BlockContent, KeyChain
 
 
@@ -45,6 +46,7 @@ class PrefixIndex:
         self._leaves: list[tuple[int, bytes]] = []  # heap of (last use, key); stale pairs are dropped when popped
         self._anchored: dict[bytes, _Entry] = {}
         self._ticks = 0
+        self.journal = Journal()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -154,6 +156,7 @@ class PrefixIndex:
         entry = _Entry(chain.keys[index], chain.contents[index], parent, block, self._tick())
         self._blocks.retain(block)
         self._entries[entry.key] = entry
+        self.journal.stored(entry.key)
         if parent is not None:
             parent.children.add(entry.key)
         self._queue_leaf(entry)
@@ -191,6 +194,7 @@ class PrefixIndex:
             stack.extend(self._entries[key] for key in gone.children)
             self._unanchor(gone)
             del self._entries[gone.key]
+            self.journal.removed(gone.key)
             self._blocks.forget(gone.block)
         parent = entry.parent
         if parent is not None:

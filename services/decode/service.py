@@ -101,7 +101,7 @@ async def build(settings: DecodeSettings) -> AsyncIterator[Service]:
         desk = await stack.enter_async_context(_open_desk(core, settings))
         board = EngineBoard(core.engine, lambda stats: stats.reserved, settings.watch_period_s)
         await stack.enter_async_context(background(board.run(), "status"))
-        export_engine(core.metrics, "decode", lambda: board.now.load.engine)
+        export_engine(core.metrics, "decode", lambda: board.load.engine)
         runner = core.engine
         # Tickets that wait for their prefill are work too: notices and sweeps are the steps that it takes.
         pending = lambda: desk.open + keeper.pending + (not runner.healthy)  # noqa: E731

@@ -110,7 +110,7 @@ async def _open_worker(
         await stack.enter_async_context(background(_follow(link, sender, loader), "notices"))
         tools = Tools(engine, sender, source, loader, settings.heartbeat_s, settings.ticket_wait_s, metrics)
         worker = PrefillWorker(tools, settings)
-        export_engine(core.metrics, "prefill", lambda: worker.board.now.load.engine)
+        export_engine(core.metrics, "prefill", lambda: worker.board.load.engine)
         await stack.enter_async_context(background(worker.board.run(), "status"))
         yield worker
 

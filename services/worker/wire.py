@@ -155,7 +155,9 @@ def pack_status(status: Status, instance: str, epoch: int) -> pb.WorkerStatus:
         blocks_free=engine.blocks_free + engine.blocks_cached,
         steps=engine.steps,
         draining=status.load.draining,
-        keys_added=status.added,
-        keys_removed=status.removed,
-        keys_reset=status.reset,
+        keys_added=status.keys.added,
+        keys_removed=status.keys.removed,
+        keys_reset=status.keys.reset,
+        keys_version=status.keys.version,
+        keys_base=status.keys.base,
     )

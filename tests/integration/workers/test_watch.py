@@ -31,12 +31,12 @@ async def test_a_watcher_learns_which_blocks_came(model: Path) -> None:
         first = (await watch.read()).status
         assert first.keys_reset and not first.keys_added
         held: set[bytes] = set()
-        sequence = first.sequence
+        sequence, version = first.sequence, first.keys_version
         await stack.ask(TOKENS, GREEDY)
         while held != keys_of(stack):
             status = (await watch.read()).status
-            assert status.sequence > sequence and not status.keys_reset
-            sequence = status.sequence
+            assert status.sequence > sequence and not status.keys_reset and status.keys_base == version
+            sequence, version = status.sequence, status.keys_version
             held = (held - set(status.keys_removed)) | set(status.keys_added)
         watch.cancel()
 
@@ -63,6 +63,32 @@ async def test_a_worker_that_drains_says_so_to_its_watchers(model: Path, role: s
         assert not draining.done()  # heard before the worker is gone
         watch.cancel()
         await draining
+
+
+async def test_a_watcher_hears_of_an_idle_worker_that_nothing_changed(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_status, "BEAT_S", 0.05)
+    async with worker_stack(model, kvstore=False) as stack:
+        watch = stack.prefill.Watch(prefill_pb2.PrefillServiceWatchRequest(), timeout=30)
+        first, again = (await watch.read()).status, (await watch.read()).status
+        assert (again.sequence, again.keys_version) == (first.sequence, first.keys_version)
+        assert again.keys_base == again.keys_version and not (again.keys_reset or again.keys_added)
+        watch.cancel()
+
+
+async def test_a_look_that_nobody_waited_for_leads_to_the_whole_set(model: Path) -> None:
+    async with worker_stack(model, kvstore=False) as stack:
+        board = stack.running["prefill"].servicer.worker.board
+        await stack.ask(TOKENS, GREEDY)
+        runner = stack.running["prefill"].servicer.core.engine
+        await runner.call(runner.engine.memory.index.journal.take)
+        await stack.ask([*TOKENS, *TOKENS], GREEDY)
+        await board.observe()
+        watch = stack.prefill.Watch(prefill_pb2.PrefillServiceWatchRequest(), timeout=30)
+        held = set((await watch.read()).status.keys_added)
+        assert held == set(stack.engine("prefill").memory.index.keys) > keys_of(stack)
+        watch.cancel()
 
 
 async def test_watchers_are_bounded(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
