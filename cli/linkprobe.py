@@ -32,7 +32,7 @@ def main(url: str) -> int:
 async def _receive(url: str) -> str:
     """Lane over which another process wrote into memory of this one."""
     link = open_link(url, "doctor-receiver", epoch=1)
-    memory = np.zeros(SIZE, dtype=np.uint8)
+    memory = link.allocate(SIZE)
     region = link.register(memory)
     arguments = (url, link.address, region.token.pack())
     sender = multiprocessing.get_context("spawn").Process(target=_send, args=arguments, daemon=True)

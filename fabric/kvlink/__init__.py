@@ -7,19 +7,22 @@ from urllib.parse import parse_qsl, urlsplit
 from fabric.errors import StartError
 from fabric.kvlink.lanes import Expectation
 from fabric.kvlink.link import Link, Notice, Region, Token, Write
+from fabric.kvlink.mapped import CopyTable
 
 __all__ = ["Link", "Notice", "Region", "Token", "Write", "open_link"]
 
 
-def open_link(url: str, name: str, epoch: int) -> Link:
+def open_link(url: str, name: str, epoch: int, copy: CopyTable | None = None) -> Link:
     """Opens the transport that the URL names: ucx://, tcp://host[:port] or inproc://. Call it from a running loop.
 
     Args:
         url: what carries the bytes. UCX obeys its own UCX_* variables, such as UCX_TLS and UCX_NET_DEVICES. A query
             names the lane that must be there, and whether its absence is an error or a warning:
-            `ucx://?expect=rdma&missing=warn`.
+            `ucx://?expect=rdma&missing=warn`. Memory of peers on this host is mapped by ucx://, unless
+            `ucx://?mapped=off`.
         name: this instance, unique in the deployment; peers see it as `LinkAddress.peer`.
         epoch: this incarnation of it; higher than every earlier one.
+        copy: how mapped memory is written to; without one, by the C library, copy by copy.
 
     Raises:
         StartError: no such transport or option, it cannot start here, or the expected lane cannot come to be.
@@ -33,7 +36,7 @@ def open_link(url: str, name: str, epoch: int) -> Link:
             ucx_lanes.prepare()  # UCX reads its environment when its library is loaded
             from fabric.kvlink.ucx import UcxLink
 
-            return UcxLink(name, epoch, expected)
+            return UcxLink(name, epoch, expected, copy)
         case "tcp":
             from fabric.kvlink.tcp import TcpLink
 

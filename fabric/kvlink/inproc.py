@@ -10,7 +10,7 @@ from typing import Any
 from fabric.errors import DeadlineExceeded, StaleTicket, Unavailable
 from fabric.kvlink import plan
 from fabric.kvlink.inbox import Inbox
-from fabric.kvlink.link import Notice, Region, Token, Write, as_bytes
+from fabric.kvlink.link import Bytes, Notice, Region, Token, Write, as_bytes, plain_memory
 from fabric.kvlink.peers import PeerBook
 from fabric.kvlink.plan import Copies
 from fabric.records import LinkAddress
@@ -32,11 +32,17 @@ class InprocLink:
         self._closed = False
         _links[name] = self
 
+    def allocate(self, nbytes: int) -> Bytes:
+        return plain_memory(nbytes)
+
     def register(self, buffer: Any) -> Region:
         memory = as_bytes(buffer)
         region = Region(Token(len(self._regions), memory.ctypes.data, memory.nbytes), memory)
         self._regions[region.token.number] = region
         return region
+
+    def push_at_once(self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes) -> bool:
+        return False
 
     async def push(
         self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes = b"", timeout_s: float

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
-
 from fabric.kvlink.link import Link
 from fabric.kvlink.slabs import SlabBook, SlabState, Writer
 from fabric.kvlink.verify import (
@@ -79,8 +77,7 @@ class LandingPool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         slabs = -(-capacity_bytes // slab_bytes)
-        # Touched once here: a first write by a peer would otherwise pay for every page fault.
-        self._memory = np.full(slabs * slab_bytes, 0, np.uint8)
+        self._memory = link.allocate(slabs * slab_bytes)
         self._link = link
         self._region = link.register(self._memory)
         self._book = SlabBook(slabs, slab_bytes, max_doubt_share)

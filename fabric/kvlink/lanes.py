@@ -26,7 +26,7 @@ class LaneKind(StrEnum):
 _PREFIXES: Mapping[LaneKind, tuple[str, ...]] = {
     LaneKind.CUDA_IPC: ("cuda_ipc",),
     LaneKind.RDMA: ("rc_", "rc/", "dc_", "dc/", "ud_", "ud/", "srd", "gga", "ib/"),
-    LaneKind.SHARED_MEMORY: ("cma/", "posix/", "sysv/", "xpmem/", "knem/", "inproc"),
+    LaneKind.SHARED_MEMORY: ("mapped/", "cma/", "posix/", "sysv/", "xpmem/", "knem/", "inproc"),
     LaneKind.TCP: ("tcp",),
 }
 Missing = Literal["error", "warn"]
@@ -40,10 +40,17 @@ def kinds(lane: str) -> tuple[LaneKind, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """A lane that must be there; without one, whether its absence is an error or a warning."""
+    """A lane that must be there; without one, whether its absence is an error or a warning; and whether memory of peers
+    on this host is mapped where the transport can do that."""
 
     kind: LaneKind | None = None
     missing: Missing = "error"
+    mapped: bool = True
+
+    @property
+    def may_map(self) -> bool:
+        """Mapped memory is shared memory: where another kind is expected, it would only hide that."""
+        return self.mapped and self.kind in (None, LaneKind.SHARED_MEMORY)
 
     @staticmethod
     def parse(options: Mapping[str, str]) -> Expectation:
@@ -52,12 +59,13 @@ class Expectation:
         Raises:
             StartError: an unknown option or value.
         """
-        known = {"expect": [*LaneKind], "missing": [*get_args(Missing)]}
+        known = {"expect": [*LaneKind], "missing": [*get_args(Missing)], "mapped": ["on", "off"]}
         for name, value in options.items():
             if value not in known.get(name, []):
                 raise StartError(f"{name}={value!r} is no option of a transport", field="transport", fix=_FIX)
         kind = LaneKind(options["expect"]) if "expect" in options else None
-        return Expectation(kind, "warn" if options.get("missing") == "warn" else "error")
+        missing: Missing = "warn" if options.get("missing") == "warn" else "error"
+        return Expectation(kind, missing, options.get("mapped") != "off")
 
     def check_start(self, offered: str, host: Path = Path("/")) -> None:
         """Compares with what the transport offers on this host before any peer is known.
@@ -86,7 +94,7 @@ class Expectation:
         _log.warning("EXPECTED LANE IS MISSING", reason=text, fix=_MISSING_FIX)
 
 
-_FIX = f"use expect={'|'.join(LaneKind)} and missing={'|'.join(get_args(Missing))}"
+_FIX = f"use expect={'|'.join(LaneKind)}, missing={'|'.join(get_args(Missing))} and mapped=on|off"
 _MISSING_FIX = "check UCX_TLS, UCX_NET_DEVICES and the device's driver, or add missing=warn to the transport"
 
 

@@ -18,25 +18,29 @@ Bytes = NDArray[np.uint8]
 Offsets = NDArray[np.int64]
 
 _TOKEN = struct.Struct("<QQQ")
+_MOST_TOKEN_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Names a registered region to other processes: number within its link, first address, length in bytes."""
+    """Names a registered region to other processes: number within its link, first address, length in bytes; and how
+    processes of the same host find its memory, where they can (`SharedName`)."""
 
     number: int
     base: int
     nbytes: int
+    shared: bytes = b""
 
     def pack(self) -> bytes:
-        return _TOKEN.pack(self.number, self.base, self.nbytes)
+        return _TOKEN.pack(self.number, self.base, self.nbytes) + self.shared
 
     @staticmethod
     def unpack(packed: bytes) -> Token:
         """Raises InvalidArgument for bytes that are no token."""
-        if len(packed) != _TOKEN.size:
-            raise InvalidArgument(f"a region token has {_TOKEN.size} bytes, not {len(packed)}", field="region")
-        token = Token(*_TOKEN.unpack(packed))
+        if not _TOKEN.size <= len(packed) <= _MOST_TOKEN_BYTES:
+            raise InvalidArgument(f"a region token has {_TOKEN.size} bytes or more, not {len(packed)}", field="region")
+        number, base, nbytes = _TOKEN.unpack_from(packed)
+        token = Token(number, base, nbytes, packed[_TOKEN.size :])
         if max(token.number, token.base + token.nbytes) >= 1 << 63:  # addresses are reckoned with as int64
             raise InvalidArgument("a region token names no memory", field="region")
         return token
@@ -94,8 +98,20 @@ class Link(Protocol):
         """What carries the bytes, such as "cma/memory+tcp/lo"; "unconnected" before the first push."""
         ...
 
+    def allocate(self, nbytes: int) -> Bytes:
+        """Zeroed memory, uint8 [nbytes], of the kind that peers write to fastest once it is registered."""
+        ...
+
     def register(self, buffer: Any) -> Region:
         """Makes the memory of a writable, contiguous buffer known to the link until `close`."""
+        ...
+
+    def push_at_once(self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes) -> bool:
+        """A push that needs no waiting, done when this returns; False where it needs some: then `push` it.
+
+        Raises:
+            InvalidArgument, StaleTicket: as `push`.
+        """
         ...
 
     async def push(
@@ -125,6 +141,11 @@ class Link(Protocol):
     async def close(self) -> None:
         """Ends transfers and gives the transport back; safe to repeat."""
         ...
+
+
+def plain_memory(nbytes: int) -> Bytes:
+    """Zeroed memory that was touched: a first write by a peer would otherwise pay for every page fault."""
+    return np.full(nbytes, 0, np.uint8)
 
 
 def as_bytes(buffer: Any) -> Bytes:

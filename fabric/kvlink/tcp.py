@@ -17,7 +17,7 @@ from fabric.errors import DeadlineExceeded, InvalidArgument, StaleTicket, StartE
 from fabric.kvlink import plan
 from fabric.kvlink import tcp_frames as frames
 from fabric.kvlink.inbox import Inbox
-from fabric.kvlink.link import Notice, Region, Token, Write, as_bytes
+from fabric.kvlink.link import Bytes, Notice, Region, Token, Write, as_bytes, plain_memory
 from fabric.kvlink.peers import PeerBook
 from fabric.kvlink.plan import Copies
 from fabric.kvlink.tcp_frames import Answer, Greeting
@@ -59,11 +59,17 @@ class TcpLink:
         self._closed = False
         self._spawn(self._accept())
 
+    def allocate(self, nbytes: int) -> Bytes:
+        return plain_memory(nbytes)
+
     def register(self, buffer: Any) -> Region:
         memory = as_bytes(buffer)
         region = Region(Token(len(self._regions), 0, memory.nbytes), memory)
         self._regions[region.token.number] = region
         return region
+
+    def push_at_once(self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes) -> bool:
+        return False
 
     async def push(
         self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes = b"", timeout_s: float

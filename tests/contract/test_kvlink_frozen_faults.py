@@ -28,6 +28,7 @@ class Ends:
 
     def __init__(self, link: Link, frozen: ProcessPeer, healthy: ProcessPeer) -> None:
         self.link, self.frozen, self.healthy = link, frozen, healthy
+        self.lane = ""
         self.pool = LandingPool(link, 16 << 20, slab_bytes=64 << 10, retire_after_s=0.0)
         self.live: list[list[Placement]] = []
         self.arrived: set[bytes] = set()
@@ -66,12 +67,13 @@ class Ends:
         )
 
 
-@pytest.fixture(params=["tcp", "ucx"])
+@pytest.fixture(params=["tcp", "ucx", "ucx-nixl"])
 async def ends(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ends]:
-    url = {"tcp": "tcp://127.0.0.1", "ucx": "ucx://"}[request.param]
+    url = {"tcp": "tcp://127.0.0.1", "ucx": "ucx://", "ucx-nixl": "ucx://?mapped=off"}[request.param]
     link = open_link(url, f"here-{time.monotonic_ns()}", 1)
     peers = [ProcessPeer(url, name, 1, seed, tmp_path / name) for name, seed in (("frozen", 7), ("healthy", 9))]
     both = Ends(link, *peers)
+    both.lane = request.param
     following = asyncio.create_task(both.follow())
     for peer in peers:
         await peer.ready()
@@ -131,6 +133,6 @@ async def test_five_hundred_frozen_writers_change_no_live_byte(ends: Ends, promi
     when = await rounds(ends, 500, seed=2)
     assert sum(when.values()) == 500
     assert when["in mid-push"] >= 10, f"too few were frozen in mid-push: {dict(when)}"
-    name = ends.link.address.url.partition(":")[0]
-    what = f"{name}: writers frozen, given up and woken ({when['in mid-push']} in mid-push), no live byte changed"
+    mid = when["in mid-push"]
+    what = f"{ends.lane}: writers frozen, given up and woken ({mid} in mid-push), no live byte changed"
     promise(4, what, sum(when.values()), exactly=500)

@@ -32,9 +32,10 @@ LIMITS = SendLimits(CHUNK, 1 << 20, timeout_s=10.0)
 StartPeer = Callable[..., Awaitable[Peer]]
 
 
-@pytest.fixture(params=["inproc", "tcp", "ucx"])
+@pytest.fixture(params=["inproc", "tcp", "ucx", "ucx-nixl"])
 def url(request: pytest.FixtureRequest) -> str:
-    return {"inproc": "inproc://", "tcp": "tcp://127.0.0.1", "ucx": "ucx://"}[request.param]
+    urls = {"inproc": "inproc://", "tcp": "tcp://127.0.0.1", "ucx": "ucx://", "ucx-nixl": "ucx://?mapped=off"}
+    return urls[request.param]
 
 
 @pytest.fixture

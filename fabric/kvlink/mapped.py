@@ -1,0 +1,122 @@
+"""The mapped lane: plain copies into memory of peers on this host. Knows mappings and whose they are, no NIXL.
+
+A write through a mapping is one-sided as any other: its receiver cannot fence it, and what it writes into memory whose
+owner has died is harmless. A mapping lives until its owner ends, or a newer incarnation of it is met.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fabric.kvlink.plan import Copies
+from fabric.kvlink.shared import Mapping, SharedName, open_mapping
+from fabric.telemetry import logs
+
+_log = logs.get("kvlink")
+LANE = "mapped/memory"
+# Copies of int64 [3, n]: offsets from a source and from a target address, and bytes. Runs without the interpreter.
+CopyTable = Callable[[int, int, NDArray[np.int64]], None]
+# The event loop copies so many bytes itself, for a third of a millisecond: to hand them over takes as long.
+INLINE_BYTES = 4 << 20
+# Up to here a copy keeps the interpreter: giving it up and waiting for it again takes longer.
+_SMALL_BYTES = 64 << 10
+_MOST_NAMES = 1024
+_THREADS = 2
+
+Work = Callable[[], None]
+
+
+class MappedLane:
+    """Public methods run in the event loop that made it; what `plan` returns runs anywhere."""
+
+    def __init__(self, copy: CopyTable | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._copy = copy or copy_each
+        self._mappings: dict[bytes, Mapping | None] = {}  # None: cannot be mapped, or its owner has ended
+        self._names: dict[str, set[bytes]] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, "kvlink-copy")
+
+    def has_met(self, planned: Sequence[Copies]) -> bool:
+        """Whether it was found out which regions of these writes can be mapped."""
+        return all(not (name := copies.target.shared) or name in self._mappings for copies in planned)
+
+    async def meet(self, peer: str, planned: Sequence[Copies]) -> None:
+        """Finds it out, once for every region.
+
+        Raises:
+            InvalidArgument: a token's name of shared memory is none.
+        """
+        for copies in planned:
+            packed = copies.target.shared
+            if packed and packed not in self._mappings:
+                name = SharedName.unpack(packed)
+                self._keep(peer, packed, await self._loop.run_in_executor(self._threads, open_mapping, name))
+
+    def plan(self, planned: Sequence[Copies]) -> Work | None:
+        """What writes everything; None where a region is not mapped, or its owner has ended."""
+        jobs = []
+        for copies in planned:
+            mapping = self._mappings.get(copies.target.shared)
+            if mapping is None or copies.target.nbytes > mapping.memory.nbytes or mapping.is_over():
+                return None
+            jobs.append((mapping, copies))
+        return partial(self._write, jobs)
+
+    def start(self, work: Work) -> Future[None]:
+        """Runs it on a thread, to its end."""
+        return self._threads.submit(work)
+
+    def forget(self, peer: str) -> None:
+        """Drops the mappings of an incarnation that was replaced."""
+        for packed in self._names.pop(peer, ()):
+            self._drop(packed)
+            del self._mappings[packed]
+
+    def close(self) -> None:
+        """Waits for copies that run; safe to repeat."""
+        for peer in list(self._names):
+            self.forget(peer)
+        self._threads.shutdown()
+
+    def _keep(self, peer: str, packed: bytes, mapping: Mapping | None) -> None:
+        if packed in self._mappings:  # another push was faster
+            if mapping is not None:
+                mapping.close()
+            return
+        if len(self._mappings) >= _MOST_NAMES:
+            self.forget(next(iter(self._names)))
+        self._mappings[packed] = mapping
+        self._names.setdefault(peer, set()).add(packed)
+        if mapping is not None:
+            _log.info("memory of a peer mapped", peer=peer, bytes=mapping.memory.nbytes)
+            self._loop.add_reader(mapping.process, self._drop, packed)
+
+    def _drop(self, packed: bytes) -> None:
+        mapping = self._mappings[packed]
+        if mapping is not None:
+            self._mappings[packed] = None
+            self._loop.remove_reader(mapping.process)
+            mapping.close()
+
+    def _write(self, jobs: Sequence[tuple[Mapping, Copies]]) -> None:
+        for mapping, copies in jobs:
+            self._copy(copies.source.token.base, mapping.address, copies.table)
+
+
+def copy_each(source: int, target: int, table: NDArray[np.int64]) -> None:
+    """A `CopyTable` without a compiler."""
+    for start, to, size in table.T.tolist():
+        move = _move_small if size <= _SMALL_BYTES else ctypes.memmove
+        move(target + to, source + start, size)
+
+
+_move_small = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
+)
