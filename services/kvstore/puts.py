@@ -133,7 +133,10 @@ class PutSession:
         except BaseException:
             self._tier.give(place)
             raise
-        record = Record(offer.id, self.offer.identity, offer.name.tokens, offer.parent, place, offer.size, inside)
+        retention = self.offer.owner.retention
+        record = Record(
+            offer.id, self.offer.identity, offer.name.tokens, offer.parent, place, offer.size, inside, retention
+        )
         if not self._tier.admit(record, self._arrivals[index]):
             return None
         self._tiers.keep(record)  # at once: the next record of this visit may take the room of one that nobody holds

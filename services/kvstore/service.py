@@ -28,6 +28,7 @@ from services.kvstore.hints import Hints
 from services.kvstore.index import open_index
 from services.kvstore.nvme.files import SegmentFiles
 from services.kvstore.nvme.tier import NvmeTier
+from services.kvstore.policy.retention import WarmWindow
 from services.kvstore.settings import KvStoreSettings
 from services.kvstore.store import Store, StoreLimits
 from services.kvstore.telemetry import StoreMetrics
@@ -110,6 +111,7 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
         await stack.enter_async_context(background(announcer.run(), "announcer"))
         if nvme is not None:
             await stack.enter_async_context(background(nvme.run(), "nvme"))
+        await stack.enter_async_context(background(store.tiers.run(), "idle"))
         await stack.enter_async_context(background(store.follow(), "notices"))
         yield Service(
             servicers=[(rpc.add_KvStoreServiceServicer_to_server, KvStoreServicer(identity, store, link, settings))],
@@ -126,7 +128,7 @@ def _open_nvme(settings: KvStoreSettings) -> NvmeTier | None:
         return None
     files = SegmentFiles(settings.nvme_dir, settings.nvme_segment_mb * _MIB, settings.nvme_direct)
     queue = round(settings.nvme_queue_share * settings.memory_mb * _MIB)
-    return NvmeTier(files, round(settings.nvme_gb * _GIB), settings.nvme_retention_h * 3600, time.time, queue)
+    return NvmeTier(files, round(settings.nvme_gb * _GIB), time.time, queue)
 
 
 def _open_store(
@@ -138,7 +140,8 @@ def _open_store(
     metrics: Metrics,
 ) -> Store:
     exported = StoreMetrics(metrics)
-    tier = DramTier(settings.memory_mb * _MIB, time.monotonic)
+    warm = WarmWindow(settings.warm_h * 3600) if nvme is not None else None
+    tier = DramTier(settings.memory_mb * _MIB, time.monotonic, warm)
     landings = LandingPool(link, settings.landing_mb * _MIB)
     limits = StoreLimits(settings.max_puts, settings.landing_mb * _MIB // 2, settings.push_timeout_s)
     exported.watch(lambda: tier.used, lambda: len(tier))

@@ -31,9 +31,7 @@ class KvStoreSettings(ServiceSettings, env_prefix="DEEPINFER_KVSTORE_"):
     nvme_dir: Path | None = Field(None, description="directory of the NVMe tier, this kvstore's own; none: DRAM alone")
     nvme_gb: float = Field(8.0, gt=0, description="GiB of the NVMe tier")
     nvme_segment_mb: int = Field(64, ge=1, description="MiB of one file of it")
-    nvme_retention_h: float = Field(
-        72.0, gt=0, description="hours after its last use that a record may outlive its file"
-    )
+    warm_h: float = Field(1.0, ge=1.0, le=6.0, description="hours unused after which a record is on disk alone")
     nvme_queue_share: float = Field(
         0.25, gt=0, le=0.75, description="share of memory_mb that may wait for the disk; what finds it full stays above"
     )

@@ -111,7 +111,7 @@ class Store:
         self, outgoing: Outgoing, names: Sequence[BlockName], first_block: int, anchor: bool, identity: Identity
     ) -> Served:
         await self.tiers.raise_(names, identity, anchor)
-        records = self.tier.collect(names, identity, anchor)
+        records = self.tiers.collect(names, identity, anchor)
         with self.tier.pinned(records):
             sound = await settled(asyncio.to_thread(self._sound, records))
             if sound < len(records):
