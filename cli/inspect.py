@@ -58,7 +58,7 @@ def size_of(text: str) -> int:
 
 def render(report: dict[str, Any]) -> RenderableType:
     """The report as tables."""
-    shown = (_summary, _parts, _storage, _caches, _groups, _ranks, _fits)
+    shown = (_summary, _parts, _storage, _caches, _groups, _windows, _ranks, _fits)
     tables: list[RenderableType] = [show(report) for show in shown]
     notes = [f"[dim]no {escape(name)} records: {escape(why)}[/]" for name, why in report["other_caches"].items()]
     if any(rank["table_bytes"] for rank in report["ranks"]):
@@ -135,6 +135,26 @@ def _groups(report: dict[str, Any]) -> Table:
     ]
     headings = ("group", "layers", "records kept", *(cost["format"] for cost in costs))
     return _table("Bytes of one record, by group and format", *headings, rows=rows)
+
+
+def _windows(report: dict[str, Any]) -> RenderableType:
+    """One row for each policy that DEEPINFER_PREFILL_WINDOW_STATE may name."""
+    choices = report["window_states"]
+    if not choices:
+        return "[bold]Window state at a prefix hit[/]\nno window is cached: hits are exact, there is nothing to choose"
+    rows = [
+        (
+            f"{choice['window_state']}{' (default)' if choice['default'] else ''}",
+            f"{choice['anchor_bytes']:,}" if choice["anchor_bytes"] else "none",
+            f"{choice['recomputed_tokens']:,}",
+            "approximate" if choice["window_state"] == "replay" else "exact",
+        )
+        for choice in choices
+        if not choice["refused"]
+    ]
+    headings = ("window_state", "bytes of an anchor", "tokens recomputed", "answers after a hit")
+    refused = (f"[dim]not {c['window_state']}: {escape(c['refused'])}[/]" for c in choices if c["refused"])
+    return Group(_table("Window state at a prefix hit (bf16 records)", *headings, rows=rows), *refused)
 
 
 def _kept(group: dict[str, Any]) -> str:

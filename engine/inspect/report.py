@@ -18,6 +18,7 @@ from engine.inspect.contents import Contents, StoredType
 from engine.inspect.formats import publication
 from engine.inspect.parts import Part
 from engine.inspect.weights import PartCost, RankCost, Weight, by_part, per_rank, published_weights
+from engine.inspect.windows import WindowChoice, window_choices
 
 _USUAL_RANKS = ((1, 1), (8, 8), (8, 64))
 _USUAL_MEMORIES = (24 * 10**9, 80 * 10**9, 141 * 10**9)
@@ -70,6 +71,7 @@ class Report:
     problems: tuple[str, ...]
     caches: tuple[CacheCost, ...]
     other_caches: dict[str, str]  # formats that do not fit this model, and why
+    window_states: tuple[WindowChoice, ...]  # with bf16 records; empty for a model that caches no windows
     ranks: tuple[RankCost, ...]
     fits: tuple[Fit, ...]
 
@@ -103,6 +105,7 @@ def inspect(question: Question) -> Report:
         problems=contents.problems() if contents else (),
         caches=caches,
         other_caches=others,
+        window_states=window_choices(model.facts.layout("bfloat16"), model.facts.config.max_context_tokens),
         ranks=ranks,
         fits=tuple(_fits(question, ranks, caches)),
     )

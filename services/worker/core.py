@@ -81,7 +81,10 @@ async def open_core(service: str, settings: WorkerSettings) -> AsyncIterator[Cor
         metrics.build_info("revision", engine.model.revision)
         metrics.build_info("transport", settings.transport)
         metrics.build_info("kernels", kernels)
-        _log.info("model loaded", model=engine.model.name, blocks=engine.memory.blocks.total, kernels=kernels)
+        window_state = engine.model.layout.window_policy
+        metrics.build_info("window_state", window_state)
+        blocks = engine.memory.blocks.total
+        _log.info("model loaded", model=engine.model.name, blocks=blocks, kernels=kernels, window_state=window_state)
         yield Core(service, identity, runner, link, metrics, kernels)
 
 

@@ -289,3 +289,28 @@ def test_no_family_is_counted_with_torchs_compiler_loaded(tiny_folder):
     configs = [str(tiny_folder(family) / "config.json") for family in FAMILIES]
     done = subprocess.run([sys.executable, "-c", script, *configs], cwd=ROOT, timeout=200, check=False)
     assert done.returncode == 0
+
+
+def test_the_three_window_states_cost_what_the_engine_would_take(published):
+    v4, v41 = (published(name).window_states for name in ("v4-flash", "v41-flash"))
+    assert [(choice.window_state, choice.recomputed_tokens) for choice in v4] == [
+        ("exact", 0),
+        ("replay", 128),
+        ("recompute", 128 * 43),
+    ]
+    assert [choice.default for choice in v4] == [True, False, False]
+    assert [choice.default for choice in v41] == [False, True, False], "as its makers serve it"
+    assert [choice.anchor_bytes > 0 for choice in (*v4, *v41)] == [True, False, False] * 2
+    assert not any(choice.refused for choice in (*v4, *v41))
+
+
+def test_window_states_a_checkpoint_cannot_be_served_with_say_why(config, tmp_path):
+    trimmed = {**config("v41-flash"), "serving": {"decoder_replay": True}}
+    (tmp_path / "config.json").write_text(json.dumps(trimmed), encoding="utf-8")
+    exact, replay, recompute = inspect(Question(tmp_path / "config.json")).window_states
+    assert "every row of a prompt" in exact.refused and "every row of a prompt" in recompute.refused
+    assert replay.default and not replay.refused
+
+
+def test_a_model_without_windows_has_no_window_state_to_choose(published):
+    assert published("v3").window_states == ()

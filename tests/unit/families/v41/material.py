@@ -13,20 +13,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.batch import RaggedBatch, Replay
-from engine.cache.pool import CachePool
+from engine.batch import RaggedBatch
 from engine.checkpoint.folder import Folder
 from engine.families.v41.model import V41, load
 from engine.families.v41.options import Options
 from kernels import choose
-from tests.support.tiny import BLOCK_TOKENS, Piece, batch_of
+from tests.support.tiny import BLOCK_TOKENS
 
 DATA = Path(__file__).parents[3] / "data" / "v41"
 _REPOSITORY = Path(__file__).parents[4]
 _VARIABLE = "DEEPINFER_V41_FIXTURES"
 Tensors = dict[str, torch.Tensor]
 EXACT = Options()
-WINDOW = 16  # tokens of the tiny models
 
 
 def larger() -> Path:
@@ -46,27 +44,6 @@ def opened(folder: Path, kernels: str = "cpu", options: Options = EXACT, dtype: 
     source = Folder(folder)
     source.config = source.config | {"serving": {name: getattr(options, name) for name in Options.__dataclass_fields__}}
     return load(source, dtype, False, choose(kernels), BLOCK_TOKENS, None)
-
-
-def resumed_rows(
-    family: V41, pool: CachePool, tokens: Sequence[int], hit: int, chunk: int, slot: int = 1
-) -> torch.Tensor:
-    """Logits of the rows recomputed after a hit whose entries lie in blocks 0.., in a slot that holds nothing yet."""
-    start, blocks = max(0, hit - family.config.window), range(family.layout.blocks_for(len(tokens)))
-    logits = []
-    for at in range(start, len(tokens), chunk):
-        batch = batch_of([Piece(tokens[at : at + chunk], at, blocks, slot)])
-        logits.append(family.forward(replaying(batch, tokens, hit), pool))
-    return torch.cat(logits)
-
-
-def replaying(
-    batch: RaggedBatch, tokens: Sequence[int], hit: int = 0, upper: int = 0, replayed: int = WINDOW
-) -> RaggedBatch:
-    """The batch, whose every sequence is `tokens`, replayed from a hit or with upper layers from `upper` on."""
-    before = [[tokens[at - back] if at >= back else -1 for back in (1, 2, 3)] for at in batch.context]
-    hits, uppers = (np.full(batch.sequences, value, np.int32) for value in (hit, upper))
-    return replace(batch, replay=Replay(hits, np.array(before, np.int64), uppers, replayed))
 
 
 def asking(batch: RaggedBatch, rows: Sequence[int]) -> RaggedBatch:

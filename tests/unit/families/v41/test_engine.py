@@ -17,8 +17,9 @@ from engine.events import FirstToken, Preempted
 from engine.requests import DecodeRequest, GenerateRequest
 from engine.sampling.params import SamplingParams, SamplingState
 from tests.support.driving import of, replayed, run, tokens_of
+from tests.support.replays import replaying
 from tests.support.tiny import Piece, batch_of, fresh_pool, random_tokens, run_in_chunks
-from tests.unit.families.v41.material import DATA, opened, replaying
+from tests.unit.families.v41.material import DATA, opened
 
 LONG, SHORT = tuple(random_tokens(300, 5, 511)), tuple(random_tokens(16, 6, 511))  # the window holds 16, a block 128
 WINDOW = 16

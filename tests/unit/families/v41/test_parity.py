@@ -11,8 +11,9 @@ from engine.families.v41.model import V41
 from engine.families.v41.options import Options
 from engine.layout import CacheGroup
 from kernels.operands import Selection
+from tests.support.replays import replaying, resumed_rows
 from tests.support.tiny import Piece, batch_of, fresh_pool, run_in_chunks
-from tests.unit.families.v41.material import DATA, Tensors, asking, larger, opened, replaying, resumed_rows, tensors
+from tests.unit.families.v41.material import DATA, Tensors, asking, larger, opened, tensors
 
 BAR, QUANTIZED_BAR = 1e-3, 2e-2
 LENGTHS = (1, 2, 5, 17, 33, 64, 90, 150)

@@ -12,8 +12,9 @@ from engine.cache.pool import CachePool
 from engine.families.v41.model import V41
 from engine.families.v41.options import Options
 from engine.layout import GroupKind
+from tests.support.replays import replaying, resumed_rows
 from tests.support.tiny import Piece, batch_of, fresh_pool, random_tokens, run_in_chunks
-from tests.unit.families.v41.material import DATA, asking, opened, replaying, resumed_rows
+from tests.unit.families.v41.material import DATA, asking, opened
 
 TOKENS = random_tokens(112, 21, vocabulary=511)
 SAME = 1e-4

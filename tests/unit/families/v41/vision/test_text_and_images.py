@@ -22,8 +22,9 @@ from engine.model import ModelInfo
 from engine.requests import GenerateRequest, PrefillRequest
 from engine.sampling.params import SamplingParams
 from tests.support.driving import handoff, of, replayed, run, tokens_of
+from tests.support.replays import replaying
 from tests.support.tiny import Piece, batch_of, fresh_pool, random_tokens
-from tests.unit.families.v41.material import DATA, larger, opened, replaying, tensors
+from tests.unit.families.v41.material import DATA, larger, opened, tensors
 from tests.unit.families.v41.vision.material import Tensors, encoder, image_bytes, reference
 
 BAR = 1e-3
