@@ -52,6 +52,7 @@ async def build(settings: GatewaySettings) -> AsyncIterator[Service]:
     admission = Admission(limit, settings.max_queued, settings.max_queued_per_tenant)
     metrics = Metrics("gateway")
     meters = Meters(metrics, lambda: admission.inflight, lambda: admission.queued)
+    meters.watch_knowledge(pool.knowledge, pool.doubts)
     bounds, coalesce_s = Bounds(settings.max_moves), settings.coalesce_ms / 1000
     conductor = Conductor(pool, cleaner, random, budget, meters.workers_failed, bounds, coalesce_s)
     front = Front(tenants, admission, conductor, meters, lambda: secrets.token_hex(12))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from protos.deepinfer.v1 import (
 )
 from services.gateway import rpc
 from services.gateway.link import Link
+from services.gateway.mirror import Doubt
 from services.gateway.standing import Limits, Standing
 
 _log = logs.get("pool")
@@ -45,7 +46,7 @@ class Side(Protocol):
 
     async def limits(self, timeout_s: float) -> Limits: ...
 
-    def watch(self) -> AsyncIterator[common_pb2.WorkerStatus]: ...
+    def watch(self) -> AsyncGenerator[common_pb2.WorkerStatus, None]: ...
 
 
 class PrefillSide:
@@ -58,9 +59,10 @@ class PrefillSide:
         info = await rpc.unary(self._stub.Info, prefill_pb2.PrefillServiceInfoRequest(), "", timeout_s)
         return Limits(info.model, info.epoch, info.max_prompt_tokens, 1)
 
-    async def watch(self) -> AsyncIterator[common_pb2.WorkerStatus]:
-        async for message in _messages(self._stub.Watch(prefill_pb2.PrefillServiceWatchRequest())):
-            yield message.status
+    async def watch(self) -> AsyncGenerator[common_pb2.WorkerStatus, None]:
+        async with aclosing(_messages(self._stub.Watch(prefill_pb2.PrefillServiceWatchRequest()))) as messages:
+            async for message in messages:
+                yield message.status
 
 
 class DecodeSide:
@@ -73,9 +75,10 @@ class DecodeSide:
         info = await rpc.unary(self._stub.Info, decode_pb2.DecodeServiceInfoRequest(), "", timeout_s)
         return Limits(info.model, info.epoch, info.max_total_tokens, info.max_sequences)
 
-    async def watch(self) -> AsyncIterator[common_pb2.WorkerStatus]:
-        async for message in _messages(self._stub.Watch(decode_pb2.DecodeServiceWatchRequest())):
-            yield message.status
+    async def watch(self) -> AsyncGenerator[common_pb2.WorkerStatus, None]:
+        async with aclosing(_messages(self._stub.Watch(decode_pb2.DecodeServiceWatchRequest()))) as messages:
+            async for message in messages:
+                yield message.status
 
 
 class RecipeSide:
@@ -91,9 +94,10 @@ class RecipeSide:
         model = common_pb2.ModelInfo(name=info.model, vocab_size=info.vocab_size)
         return Limits(model, self._link.member.epoch, 0, 1)
 
-    async def watch(self) -> AsyncIterator[common_pb2.WorkerStatus]:
-        async for health in _messages(self._health.Watch(health_pb2.HealthCheckRequest())):
-            yield common_pb2.WorkerStatus(draining=health.status != health_pb2.HealthCheckResponse.SERVING)
+    async def watch(self) -> AsyncGenerator[common_pb2.WorkerStatus, None]:
+        async with aclosing(_messages(self._health.Watch(health_pb2.HealthCheckRequest()))) as messages:
+            async for health in messages:
+                yield common_pb2.WorkerStatus(draining=health.status != health_pb2.HealthCheckResponse.SERVING)
 
 
 class Follower:
@@ -106,9 +110,10 @@ class Follower:
         publish: Callable[[Standing], None],
         clock: Callable[[], float],
         patience: Patience,
+        doubted: Callable[[Doubt], None] = lambda doubt: None,
     ) -> None:
         self._key, self._side, self._publish = key, side, publish
-        self._clock, self._patience = clock, patience
+        self._clock, self._patience, self._doubted = clock, patience, doubted
 
     async def run(self) -> None:
         """Connects, follows, and on any loss tries again, for ever."""
@@ -117,7 +122,7 @@ class Follower:
             try:
                 limits = await self._side.limits(self._patience.stale_s)
                 if standing is None or standing.limits != limits:
-                    standing = Standing(self._key, limits, self._clock)
+                    standing = Standing(self._key, limits, self._clock, self._doubted)
                     self._publish(standing)
                 standing.seen()
                 backoff_s = _BACKOFF_S[0]
@@ -131,11 +136,13 @@ class Follower:
             backoff_s = min(backoff_s * 2, _BACKOFF_S[1])
 
     async def _follow(self, standing: Standing) -> None:
-        """Ends with the Watch stream or with a failed probe."""
-        async with asyncio.TaskGroup() as group:
+        """Ends with the Watch stream, with a failed probe, or where a new stream would tell what this one did not."""
+        async with asyncio.TaskGroup() as group, aclosing(self._side.watch()) as statuses:
             probing = group.create_task(self._probe(standing))
-            async for status in self._side.watch():
+            async for status in statuses:
                 standing.report(status)
+                if standing.mirror.wants_whole:
+                    break
             probing.cancel()
 
     async def _probe(self, standing: Standing) -> None:
@@ -148,7 +155,7 @@ class Follower:
                     standing.seen()
 
 
-async def _messages(call: Any) -> AsyncIterator[Any]:
+async def _messages(call: Any) -> AsyncGenerator[Any, None]:
     stream: rpc.GrpcStream[Any, Any] = rpc.GrpcStream(call)
     try:
         while (message := await stream.receive()) is not None:

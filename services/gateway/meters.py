@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from fabric.telemetry.metrics import Metrics
 from services.gateway.job import Finish
+from services.gateway.mirror import Doubt, Knowledge
+
+KeyT = TypeVar("KeyT")
 
 
 class Meters:
@@ -33,6 +37,18 @@ class Meters:
         metrics.gauge("gateway_inflight_requests", "Requests being worked on").set_function(inflight)
         metrics.gauge("gateway_queued_requests", "Requests that wait for admission").set_function(queued)
 
+    def watch_knowledge(self, knowledge: Callable[[], Mapping[Knowledge, int]], doubts: Mapping[Doubt, int]) -> None:
+        """Exports how well it is known what workers cache."""
+        workers = self.metrics.gauge(
+            "gateway_cache_knowledge_workers", "Workers by how well it is known what they cache", "knowledge"
+        )
+        for known in Knowledge:
+            workers.labels(known).set_function(_counting(knowledge, known))
+        text = "How often it became doubtful what a worker caches since start"
+        lost = self.metrics.gauge("gateway_cache_doubts_total", text, "reason")
+        for doubt in (Doubt.GAP, Doubt.INCARNATION, Doubt.OVERFLOW):
+            lost.labels(doubt).set_function(_counting(lambda: doubts, doubt))
+
     def first_token(self, surface: str, seconds: float) -> None:
         self._first.labels(surface).observe(seconds)
 
@@ -55,3 +71,7 @@ class Meters:
         self._whole.labels(surface).observe(seconds)
         if code == "cancelled":
             self._disconnected.inc()
+
+
+def _counting(counts: Callable[[], Mapping[KeyT, int]], key: KeyT) -> Callable[[], float]:
+    return lambda: counts().get(key, 0)

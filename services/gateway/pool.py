@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fabric.discovery import Discovery, MemberInfo
 from fabric.errors import NotFound, ServiceError, Unavailable
 from fabric.telemetry import logs
 from protos.deepinfer.v1 import common_pb2, decode_pb2_grpc, gateway_pb2, prefill_pb2_grpc, recipe_pb2_grpc
-from services.gateway.follower import DecodeSide, Follower, Patience, PrefillSide, RecipeSide
+from services.gateway.follower import DecodeSide, Follower, Patience, PrefillSide, RecipeSide, Side
 from services.gateway.job import ModelLimits
 from services.gateway.link import Link
+from services.gateway.mirror import Doubt, Knowledge
 from services.gateway.peers import GrpcDecode, GrpcPrefill, GrpcRecipe, Recipe
 from services.gateway.router import Demand, Router, Worker
 from services.gateway.standing import Standing
@@ -61,6 +64,7 @@ class Pool:
         self._decode: dict[str, _Entry] = {}
         self._recipe: dict[str, _Entry] = {}
         self._retiring: set[asyncio.Task[None]] = set()
+        self.doubts: Counter[Doubt] = Counter()  # how often a worker's keys became doubtful, by reason
         self._turn = 0
 
     async def run(self) -> None:
@@ -107,8 +111,8 @@ class Pool:
             link.leave()
 
     def choose(self, demand: Demand, excluded: frozenset[str]) -> Chosen:
-        prefills = [view for view in _views(self._usable(self._prefill)) if view.key not in excluded]
-        decodes = [view for view in _views(self._usable(self._decode)) if view.key not in excluded]
+        prefills = [view for view in self._views(self._prefill) if view.key not in excluded]
+        decodes = [view for view in self._views(self._decode) if view.key not in excluded]
         pair = self._router.pick(demand, prefills, decodes)
         prefill, decode = self._prefill[pair.prefill], self._decode[pair.decode]
         view = next(view for view in prefills if view.key == pair.prefill)
@@ -125,14 +129,18 @@ class Pool:
             settle=_settler(((prefill, len(demand.token_ids) - pair.hit_tokens), (decode, len(demand.token_ids)))),
         )
 
+    def knowledge(self) -> Counter[Knowledge]:
+        """How many usable workers' keys are known how well."""
+        standings = [*self._usable(self._prefill), *self._usable(self._decode)]
+        return Counter(standing.mirror.knowledge(self._patience.stale_s) for standing in standings)
+
     def capacity(self) -> int:
         """Sequences that all usable decode workers together can run."""
         return sum(standing.limits.max_requests for standing in self._usable(self._decode))
 
     def models(self) -> list[gateway_pb2.ServedModel]:
         """Every model that has both kinds of worker, sorted by name."""
-        prefill, decode = self._usable(self._prefill), self._usable(self._decode)
-        names = {view.model for view in _views(prefill)} & {view.model for view in _views(decode)}
+        names = {view.model for view in self._views(self._prefill)} & {view.model for view in self._views(self._decode)}
         return [self.served(name) for name in sorted(names)]
 
     def served(self, name: str) -> gateway_pb2.ServedModel:
@@ -164,6 +172,9 @@ class Pool:
         known = [entry.standing for entry in side.values() if entry.standing is not None]
         return [standing for standing in known if standing.usable(self._patience.stale_s)]
 
+    def _views(self, side: dict[str, _Entry]) -> list[Worker]:
+        return [standing.view(self._patience.stale_s) for standing in self._usable(side)]
+
     async def _members(
         self, service: str, side: dict[str, _Entry], follow: Callable[[Link], Coroutine[Any, Any, None]]
     ) -> None:
@@ -183,19 +194,22 @@ class Pool:
         task.add_done_callback(self._retiring.discard)
 
     async def _follow_prefill(self, link: Link) -> None:
-        await Follower(
-            link.key, PrefillSide(link), self._publisher(self._prefill, link), self._clock, self._patience
-        ).run()
+        await self._follow(link, PrefillSide(link), self._prefill)
 
     async def _follow_decode(self, link: Link) -> None:
-        await Follower(
-            link.key, DecodeSide(link), self._publisher(self._decode, link), self._clock, self._patience
-        ).run()
+        await self._follow(link, DecodeSide(link), self._decode)
 
     async def _follow_recipe(self, link: Link) -> None:
-        await Follower(
-            link.key, RecipeSide(link), self._publisher(self._recipe, link), self._clock, self._patience
-        ).run()
+        await self._follow(link, RecipeSide(link), self._recipe)
+
+    async def _follow(self, link: Link, asked: Side, side: dict[str, _Entry]) -> None:
+        publish = self._publisher(side, link)
+        doubted = partial(self._doubted, link.key)
+        await Follower(link.key, asked, publish, self._clock, self._patience, doubted).run()
+
+    def _doubted(self, key: str, doubt: Doubt) -> None:
+        self.doubts[doubt] += 1
+        _log.info("not all of what a worker caches is known", worker=key, reason=doubt)
 
     def _publisher(self, side: dict[str, _Entry], link: Link) -> Callable[[Standing], None]:
         def publish(standing: Standing) -> None:
@@ -211,10 +225,6 @@ class Pool:
         await asyncio.gather(*(entry.task for entry in entries), *self._retiring, return_exceptions=True)
         for entry in entries:
             await entry.link.close()
-
-
-def _views(standings: Iterable[Standing]) -> list[Worker]:
-    return [standing.view() for standing in standings]
 
 
 def _replays(decode: _Entry) -> bool:

@@ -8,10 +8,13 @@ from random import Random
 
 from engine.prefix import PrefixIdentity, Salt, block_keys
 from fabric.errors import ServiceError, Unavailable
+from services.gateway.mirror import Knowledge
 
 # Work done lately counts a little: without it a worker that answers at once looks idle for ever and gets everything.
 _RECENT_WEIGHT = 0.1
 _DECODE_HIT_WEIGHT = 0.25
+# Of a hit at a worker whose keys are known in part, the share that is expected to be there.
+_DEGRADED_SHARE = 0.5
 # Scores closer than this are a tie, decided by chance: several gateways must not all pick the same worker.
 _TIE = 0.02
 
@@ -39,6 +42,7 @@ class Worker:
     requests: int = 0
     blocks_free: int = 0
     held: Collection[bytes] = field(default=frozenset(), repr=False)
+    knowledge: Knowledge = Knowledge.EXACT  # of what it holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +106,13 @@ class _Keys:
         self._hits: dict[str, int] = {}
 
     def hit_tokens(self, worker: Worker) -> int:
-        """Prompt tokens in leading blocks that the worker holds."""
+        """Prompt tokens in leading blocks that the worker holds; fewer where it may not hold them any more."""
         if not worker.held or not self._demand.use_cache:
             return 0
         if worker.key not in self._hits:
-            self._hits[worker.key] = worker.block_tokens * _leading(self._chain(worker), worker.held)
+            held = worker.block_tokens * _leading(self._chain(worker), worker.held)
+            exact = worker.knowledge is Knowledge.EXACT
+            self._hits[worker.key] = held if exact else round(_DEGRADED_SHARE * held)
         return self._hits[worker.key]
 
     def _chain(self, worker: Worker) -> list[bytes]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from engine.layout import ReplayPolicy
 from protos.deepinfer.v1 import common_pb2
+from services.gateway.mirror import Doubt, Mirror
 from services.gateway.router import Worker
 
-MAX_HELD_KEYS = 1 << 18
 _HALF_LIFE_S = 2.0
 # A report may have been made just before our request arrived there: only older sends count as reported.
 _REPORT_LAG_S = 0.05
@@ -33,13 +33,19 @@ class _Sent:
 
 
 class Standing:
-    """One incarnation of one worker. `clock` gives monotonic seconds."""
+    """One incarnation of one worker. `clock` gives monotonic seconds; `doubted` is told why its keys are in doubt."""
 
-    def __init__(self, key: str, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        key: str,
+        limits: Limits,
+        clock: Callable[[], float],
+        doubted: Callable[[Doubt], None] = lambda doubt: None,
+    ) -> None:
         self.key, self.limits = key, limits
+        self.mirror = Mirror(limits.epoch, clock, doubted)
         self._clock = clock
         self._status = common_pb2.WorkerStatus()
-        self._held: set[bytes] = set()
         self._sent: dict[int, _Sent] = {}
         self._next_send = 0
         self._recent, self._recent_at = 0.0, clock()
@@ -53,10 +59,10 @@ class Standing:
     def report(self, status: common_pb2.WorkerStatus) -> None:
         """Takes a status; one that another overtook is dropped."""
         self.seen()
+        self.mirror.take(status)
         if status.sequence < self._status.sequence:
             return
         self._status = status
-        self._update_held(status)
         horizon = self._clock() - _REPORT_LAG_S
         for number in [number for number, sent in self._sent.items() if sent.at <= horizon]:
             del self._sent[number]
@@ -85,8 +91,8 @@ class Standing:
         """That work is over."""
         self._sent.pop(number, None)
 
-    def view(self) -> Worker:
-        """The worker as routing sees it now."""
+    def view(self, stale_s: float = math.inf) -> Worker:
+        """The worker as routing sees it now. After `stale_s` without a report its keys are doubtful."""
         status, model = self._status, self.limits.model
         return Worker(
             key=self.key,
@@ -103,15 +109,9 @@ class Standing:
             recent_tokens=self._recent_now(self._clock()),
             requests=status.running_requests + status.waiting_requests + len(self._sent),
             blocks_free=status.blocks_free,
-            held=self._held,
+            held=self.mirror.held,
+            knowledge=self.mirror.knowledge(stale_s),
         )
-
-    def _update_held(self, status: common_pb2.WorkerStatus) -> None:
-        if status.keys_reset:
-            self._held.clear()
-        self._held.difference_update(status.keys_removed)
-        room = MAX_HELD_KEYS - len(self._held)
-        self._held.update(status.keys_added[: max(0, room)])
 
     def _recent_now(self, now: float) -> float:
         return self._recent * math.exp2(-(now - self._recent_at) / _HALF_LIFE_S)

@@ -123,7 +123,7 @@ class _Worker:
         self.script, self.instance, self.epoch = script, instance, epoch
         self.model = model_info(revision)
         self.status = common_pb2.WorkerStatus(
-            instance=instance, epoch=epoch, sequence=1, blocks_total=1000, blocks_free=1000
+            instance=instance, epoch=epoch, sequence=1, blocks_total=1000, blocks_free=1000, keys_reset=True
         )
         self.watched = Watched()
         self._changed = asyncio.Condition()

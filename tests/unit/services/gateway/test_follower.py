@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
 from fabric.errors import DeadlineExceeded, ServiceError, Unavailable
 from protos.deepinfer.v1 import common_pb2
 from services.gateway.follower import Follower, Patience
+from services.gateway.mirror import Doubt, Knowledge
 from services.gateway.standing import Limits, Standing
 from tests.support.frontstack import until
 
@@ -19,7 +20,7 @@ class FakeSide:
 
     def __init__(self) -> None:
         self.epoch = 1
-        self.asked = 0
+        self.asked = self.watched = 0
         self.failure: ServiceError | None = None
         self.statuses: asyncio.Queue[common_pb2.WorkerStatus | ServiceError] = asyncio.Queue()
 
@@ -29,7 +30,8 @@ class FakeSide:
             raise self.failure
         return Limits(common_pb2.ModelInfo(name="m"), self.epoch, 100, 4)
 
-    async def watch(self) -> AsyncIterator[common_pb2.WorkerStatus]:
+    async def watch(self) -> AsyncGenerator[common_pb2.WorkerStatus, None]:
+        self.watched += 1
         while True:
             status = await self.statuses.get()
             if isinstance(status, ServiceError):
@@ -43,7 +45,9 @@ class Followed:
     def __init__(self) -> None:
         self.side, self.now = FakeSide(), 0.0
         self.published: list[Standing] = []
-        follower = Follower("w", self.side, self.published.append, lambda: self.now, Patience(0.01, 6.0))
+        self.doubts: list[Doubt] = []
+        patience = Patience(0.01, 6.0)
+        follower = Follower("w", self.side, self.published.append, lambda: self.now, patience, self.doubts.append)
         self.task = asyncio.create_task(follower.run())
 
     @property
@@ -98,6 +102,20 @@ async def test_a_worker_that_restarted_in_place_is_a_new_one(followed: Followed)
     followed.side.statuses.put_nowait(Unavailable("restarting"))
     await until(lambda: len(followed.published) == 2, 2.0)
     assert followed.published[-1].limits.epoch == 2
+
+
+async def test_a_stream_that_left_something_out_is_followed_anew(followed: Followed) -> None:
+    watched, statuses = followed.side.watched, followed.side.statuses
+    statuses.put_nowait(common_pb2.WorkerStatus(epoch=1, keys_reset=True, keys_version=3))
+    statuses.put_nowait(common_pb2.WorkerStatus(epoch=1, keys_base=4, keys_version=5))
+    await until(lambda: bool(followed.doubts), 2.0)
+    followed.now += 2.0
+    statuses.put_nowait(common_pb2.WorkerStatus(epoch=1, keys_base=5, keys_version=5))
+    await until(lambda: followed.side.watched > watched, 2.0)
+    assert followed.usable
+    statuses.put_nowait(common_pb2.WorkerStatus(epoch=1, keys_reset=True, keys_version=5))
+    await until(lambda: followed.published[-1].view(6.0).knowledge is Knowledge.EXACT, 2.0)
+    assert followed.doubts == [Doubt.GAP] and len(followed.published) == 1
 
 
 async def test_reports_are_taken_as_they_come(followed: Followed) -> None:

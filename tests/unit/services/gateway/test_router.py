@@ -10,6 +10,7 @@ import pytest
 
 from engine.prefix import PrefixIdentity, block_keys
 from fabric.errors import Unavailable
+from services.gateway.mirror import Knowledge
 from services.gateway.router import Demand, Router, Worker
 
 PROMPT = tuple(range(1024))
@@ -32,6 +33,13 @@ def pick(prefills: list[Worker], decodes: list[Worker], demand: Demand = DEMAND,
 
 def test_the_worker_that_holds_the_prefix_gets_the_request() -> None:
     assert pick([worker("p1"), worker("p2", held=keys())], [worker("d")]) == ("p2", "d", 1024)
+
+
+def test_what_may_not_be_held_any_more_counts_half() -> None:
+    degraded = worker("p2", held=keys(), knowledge=Knowledge.DEGRADED)
+    assert pick([worker("p1"), degraded], [worker("d")]) == ("p2", "d", 512)
+    assert pick([worker("p1", held=keys()), degraded], [worker("d")]) == ("p1", "d", 1024)
+    assert pick([worker("p1"), replace(degraded, queued_tokens=700)], [worker("d")])[0] == "p1"
 
 
 def test_another_tenants_prefix_is_no_hit() -> None:

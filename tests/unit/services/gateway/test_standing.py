@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protos.deepinfer.v1 import common_pb2
+from services.gateway.mirror import Knowledge
 from services.gateway.standing import Limits, Standing
 
 
@@ -67,11 +68,22 @@ def test_an_overtaken_report_changes_nothing(standing: Standing) -> None:
 
 
 def test_held_keys_follow_the_differences(standing: Standing) -> None:
-    standing.report(status(1, keys_reset=True, keys_added=[b"a", b"b"]))
-    standing.report(status(2, keys_added=[b"c"], keys_removed=[b"a"]))
+    standing.report(status(1, epoch=1, keys_reset=True, keys_added=[b"a", b"b"], keys_version=7))
+    standing.report(status(2, epoch=1, keys_added=[b"c"], keys_removed=[b"a"], keys_base=7, keys_version=9))
     assert set(standing.view().held) == {b"b", b"c"}
-    standing.report(status(3, keys_reset=True, keys_added=[b"z"]))
+    standing.report(status(3, epoch=1, keys_reset=True, keys_added=[b"z"], keys_version=9))
     assert set(standing.view().held) == {b"z"}
+
+
+def test_keys_are_known_exactly_while_the_worker_reports(standing: Standing, clock: Clock) -> None:
+    assert standing.view(6.0).knowledge is Knowledge.DEGRADED
+    standing.report(status(1, epoch=1, keys_reset=True, keys_added=[b"a"], keys_version=7))
+    assert standing.view(6.0).knowledge is Knowledge.EXACT
+    clock.now += 6.5
+    standing.seen()  # it answers a probe: it lives, but nobody knows what it caches now
+    assert standing.usable(6.0) and standing.view(6.0).knowledge is Knowledge.DEGRADED
+    standing.report(status(1, epoch=1, keys_base=7, keys_version=7))
+    assert standing.view(6.0).knowledge is Knowledge.EXACT
 
 
 def test_silence_draining_and_a_lost_connection_end_its_use(standing: Standing, clock: Clock) -> None:
