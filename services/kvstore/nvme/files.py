@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +36,13 @@ from services.kvstore.nvme.format import (
 Bytes = npt.NDArray[np.uint8]
 _SUFFIX = ".segment"
 _ERASE_BYTES = 1 << 20  # of one write of zeros
+
+
+class Stream(Enum):
+    """What is written apart: records of one stream are likely to leave at a time, and a segment with them."""
+
+    NEW = "new"
+    MOVED = "moved"  # out of a segment that was removed
 
 
 class Place(NamedTuple):
@@ -73,7 +81,8 @@ class SegmentFiles:
         self._folder, self._segment_bytes, self._direct = folder, segment_bytes, direct
         self._guard = threading.Lock()
         self._segments: dict[int, _Segment] = {}
-        self._writing: tuple[int, int] | None = None  # number and length of the segment that is appended to
+        self._writing: dict[Stream, tuple[int, int]] = {}  # number and length of the segments that are appended to
+        self._unsynced: set[int] = set()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -100,42 +109,45 @@ class SegmentFiles:
             return sorted(self._segments)
 
     @property
-    def writing(self) -> int | None:
-        """The segment that is appended to."""
-        return self._writing[0] if self._writing is not None else None
+    def writing(self) -> set[int]:
+        """The segments that are appended to."""
+        return {number for number, _ in self._writing.values()}
 
     def size(self, number: int) -> int:
         """Bytes of a segment."""
         with self._reading(number) as segment:
             return os.fstat(segment.descriptor).st_size
 
-    def append(self, stored: Stored, payload: Bytes) -> Place:
-        """Writes one record at the end of the newest segment, or of a new one where that is full.
+    def append(self, stored: Stored, payload: Bytes, stream: Stream = Stream.NEW) -> Place:
+        """Writes one record at the end of the stream's newest segment, or of a new one where that is full.
 
         Raises:
             OSError: the disk is full, read-only or broken. What was written of the record is skipped by `scan`.
         """
-        if self._writing is None or self._writing[1] >= self._segment_bytes:
-            self._writing = (self._create(), 0)
-        number, end = self._writing
+        number, end = self._writing.get(stream, (0, self._segment_bytes))
+        if end >= self._segment_bytes:
+            number, end = self._create(), 0
+            self._writing[stream] = number, end
         head = pack_head(stored, number)
         nbytes = padded(len(head) + payload.nbytes)
         filler = bytes(nbytes - len(head) - payload.nbytes)
+        self._unsynced.add(number)
         try:
             descriptor = self._segments[number].descriptor
             written = os.pwritev(descriptor, [head, payload.data, filler], end)
             if written != nbytes:
                 raise OSError(28, "the disk took only a part of a record")
         except OSError:
-            self._writing = None  # whatever lies there now, nothing is appended behind it
+            del self._writing[stream]  # whatever lies there now, nothing is appended behind it
             raise
-        self._writing = (number, end + nbytes)
+        self._writing[stream] = number, end + nbytes
         return Place(number, end, nbytes)
 
     def sync(self) -> None:
         """Returns when what was appended outlives a loss of power. Raises OSError."""
-        if self._writing is not None:
-            os.fdatasync(self._segments[self._writing[0]].descriptor)
+        for number in sorted(self._unsynced):
+            os.fdatasync(self._segments[number].descriptor)
+            self._unsynced.discard(number)
 
     def read(self, place: Place) -> tuple[Head, Bytes] | None:
         """A record's head and payload, unchecked but for the head; None where the head is damaged or cut short.
@@ -200,8 +212,8 @@ class SegmentFiles:
         segment.path.unlink(missing_ok=True)
         if idle:
             segment.close()
-        if self.writing == number:
-            self._writing = None
+        self._unsynced.discard(number)
+        self._writing = {stream: at for stream, at in self._writing.items() if at[0] != number}
 
     def close(self) -> None:
         """Gives the directory back; nobody may read any more."""
@@ -222,9 +234,17 @@ class SegmentFiles:
         number, self._next = self._next, self._next + 1
         path = self._folder / f"{number:012d}{_SUFFIX}"
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        self._sync_folder()  # or its name may be lost with the power, and all that is in it
         with self._guard:
             self._segments[number] = self._opened(path)
         return number
+
+    def _sync_folder(self) -> None:
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _opened(self, path: Path) -> _Segment:
         """Writes go through the page cache, they are synced in batches."""

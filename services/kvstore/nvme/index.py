@@ -1,37 +1,54 @@
-"""Index of the segments: which record lies where, and what it is worth. Knows places, times, bytes; reads nothing."""
+"""Index of the segments: which record lies where, and what it is worth. Knows places, times, bytes; reads nothing.
+
+A record is here as long as its segment is, and wanted as long as the eviction order has it. What the order lets go of,
+to stay within its budget, can still be read and is wanted again once it was; it is not written anew when its segment
+goes. So no room is lost, and a segment of which little is wanted can be found.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, KeysView
+import heapq
+from collections.abc import Collection, Iterable, KeysView
 from dataclasses import dataclass
 
 from services.kvstore.eviction import EvictionOrder
 from services.kvstore.nvme.files import Place
 from services.kvstore.nvme.format import Stored
-from services.kvstore.nvme.survivors import survivors
 from services.kvstore.policy.budget import Budgets
 from services.kvstore.policy.retention import KEEP_S
-from services.kvstore.policy.traits import Arrival
+from services.kvstore.policy.traits import ALONE, Arrival
 from services.kvstore.records import RecordId, sample
 
+# Share of the capacity that is wanted: the less, the emptier are the segments that go, and the less is written anew.
+# At 0.9 a third of all writes were; at 0.7 hits were lost (docs/kvstore.md).
+_WANTED_SHARE = 0.8
+_TRIMMED = 1024  # records at a time: some 20 ms
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Entry:
-    """Where a record lies, and its bytes without head and padding."""
+    """Where a record lies, its bytes without head and padding, what it continues, its last use and idle time."""
 
     place: Place
     size: int
+    parent: RecordId | None
+    used_at: float
+    idle_s: float
 
 
 class SegmentIndex:
     """All times are unix seconds. What a record is worth is the tier's own to learn: it sees other uses than DRAM."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity_bytes: int) -> None:
+        self._budget = round(_WANTED_SHARE * capacity_bytes)
         self._entries: dict[RecordId, Entry] = {}
         self._members: dict[int, set[RecordId]] = {}
         self._sizes: dict[int, int] = {}
+        self._wanted: dict[int, int] = {}  # bytes of each segment
         self._order: EvictionOrder[RecordId] = EvictionOrder(sample, Budgets(0, 0))
+        self._unwanted: list[tuple[float, bytes, RecordId]] = []  # heap by when each expires
         self.used = 0  # bytes of all segments
+        self.wanted = 0  # bytes of all records in the order
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -41,52 +58,74 @@ class SegmentIndex:
         return self._entries.keys()
 
     @property
-    def segments(self) -> list[int]:
-        """Numbers, oldest first."""
-        return sorted(self._sizes)
+    def segments(self) -> KeysView[int]:
+        return self._sizes.keys()
 
     def get(self, record: RecordId) -> Entry | None:
         return self._entries.get(record)
 
-    def used_at(self, record: RecordId) -> float:
-        """When a record that is here was used last."""
-        return self._order.used_s(record)
-
     def add(self, stored: Stored, place: Place, now: float, arrival: Arrival) -> None:
         """Takes in a record that was written just now."""
-        if self._placed(stored, place):
+        if self._placed(stored, place, now):
             self._order.add(stored.id, stored.parent_id, now, arrival, KEEP_S[stored.retention])
+            self._count(place, 1)
 
     def restore(self, stored: Stored, place: Place, now: float) -> None:
         """Takes in a record that a former run wrote. The newest of several copies wins."""
-        if self._placed(stored, place):
-            self._order.restore(stored.id, stored.parent_id, stored.stored_at, now, KEEP_S[stored.retention])
+        used_at = min(stored.stored_at, now)
+        if self._placed(stored, place, used_at):
+            self._order.restore(stored.id, stored.parent_id, used_at, now, KEEP_S[stored.retention])
+            self._count(place, 1)
 
     def move(self, record: RecordId, place: Place) -> None:
-        """A record that is still here lies elsewhere now."""
+        """A record lies elsewhere now, if it is still here."""
         self.grow(place.segment, place.offset + place.nbytes)
         entry = self._entries.get(record)
-        if entry is not None:
-            self._members[entry.place.segment].discard(record)
-            self._members.setdefault(place.segment, set()).add(record)
-            entry.place = place
+        if entry is None:
+            return
+        if record in self._order:
+            self._count(entry.place, -1)
+            self._count(place, 1)
+        self._members[entry.place.segment].discard(record)
+        self._members.setdefault(place.segment, set()).add(record)
+        entry.place = place
 
     def grow(self, segment: int, nbytes: int) -> None:
         """A segment is at least so long."""
-        more = max(nbytes - self._sizes.get(segment, 0), 0)
-        self._sizes[segment] = self._sizes.get(segment, 0) + more
-        self.used += more
+        known = self._sizes.get(segment, 0)
+        self._sizes[segment] = max(known, nbytes)
+        self.used += max(nbytes - known, 0)
 
     def touch(self, prefix: Iterable[RecordId], now: float) -> None:
         """A prefix was used, from its start; what of it is not here is passed over."""
-        self._order.touch([record for record in prefix if record in self._entries], now)
+        wanted = []
+        for record in prefix:
+            entry = self._entries.get(record)
+            if entry is None:
+                continue
+            entry.used_at = now
+            if record in self._order:
+                wanted.append(record)
+            else:
+                self._order.add(record, entry.parent, now, ALONE, entry.idle_s)
+                self._count(entry.place, 1)
+        self._order.touch(wanted, now)
 
     def forget(self, record: RecordId, now: float) -> None:
         """Its bytes go with their segment."""
-        entry = self._entries.pop(record, None)
-        if entry is not None:
-            self._members[entry.place.segment].discard(record)
-            self._order.remove(record, now)
+        if record in self._entries:
+            self._unwant(record, now)
+            self._members[self._entries.pop(record).place.segment].discard(record)
+
+    def trim(self, now: float) -> None:
+        """Lets go of what is worth least until the rest is within its budget, or of so much that others must run."""
+        for _ in range(_TRIMMED):
+            coldest = self._order.coldest(now, lambda record: True) if self.wanted > self._budget else None
+            if coldest is None:
+                return
+            entry = self._entries[coldest]
+            heapq.heappush(self._unwanted, (entry.used_at + entry.idle_s, coldest.key, coldest))
+            self._unwant(coldest, now)
 
     def expire(self, now: float) -> list[RecordId]:
         """Forgets what nobody used for the time of its class, and tells what that was."""
@@ -95,30 +134,50 @@ class SegmentIndex:
             for record in found:
                 self.forget(record, now)
             left += found
+        while self._unwanted and self._unwanted[0][0] <= now:
+            _, _, record = heapq.heappop(self._unwanted)
+            if record in self._entries and record not in self._order:
+                self.forget(record, now)
+                left.append(record)
         return left
 
-    def empty(self) -> list[int]:
-        """Segments of which nothing is left."""
-        return [number for number in self._sizes if not self._members.get(number)]
+    def victim(self, writing: Collection[int]) -> int | None:
+        """The segment of which least is wanted, of several an empty or the oldest one; None if all are written to."""
+
+        def loss(number: int) -> tuple[int, bool, int]:
+            return self._wanted.get(number, 0), not self.is_empty(number), number
+
+        return min((number for number in self._sizes if number not in writing), key=loss, default=None)
+
+    def is_empty(self, segment: int) -> bool:
+        """Whether nothing of a segment is here any more."""
+        return not self._members.get(segment)
+
+    def survivors(self, segment: int, share: float, now: float) -> list[tuple[Place, float]]:
+        """What of a segment is wanted, in the order it lies in, each with its last use: at most a share of its bytes,
+        what is worth most."""
+        room = share * self._sizes[segment]
+        wanted = [record for record in self._members.get(segment, ()) if record in self._order]
+        kept: list[Entry] = []
+        for record in sorted(wanted, key=lambda record: (-self._order.worth(record, now), record.key)):
+            entry = self._entries[record]
+            room -= entry.place.nbytes
+            if room < 0:
+                break
+            kept.append(entry)
+        return [(entry.place, entry.used_at) for entry in sorted(kept, key=lambda entry: entry.place)]
 
     def remove(self, segment: int, now: float) -> list[RecordId]:
         """Forgets a segment and what is in it, and tells what that was."""
         gone = list(self._members.get(segment, ()))
-        for record in reversed(gone):
+        for record in gone:
             self.forget(record, now)
         self._members.pop(segment, None)
+        self._wanted.pop(segment, None)
         self.used -= self._sizes.pop(segment)
         return gone
 
-    def survivors(self, segment: int, share: float, now: float) -> list[tuple[RecordId, Place]]:
-        """What of a segment is worth writing anew, in the order it lies in, up to a share of its bytes."""
-        places = {record: self._entries[record].place for record in self._members.get(segment, ())}
-        members = sorted(places, key=lambda record: places[record].offset)
-        sizes = [places[record].nbytes for record in members]
-        kept = survivors(members, sizes, self._order, share * self._sizes[segment], now)
-        return [(record, places[record]) for record in kept]
-
-    def _placed(self, stored: Stored, place: Place) -> bool:
+    def _placed(self, stored: Stored, place: Place, used_at: float) -> bool:
         """Whether a record is new; where it is not, it lies at the newer place."""
         self.grow(place.segment, place.offset + place.nbytes)
         known = self._entries.get(stored.id)
@@ -126,6 +185,15 @@ class SegmentIndex:
             if known.place < place:
                 self.move(stored.id, place)
             return False
-        self._entries[stored.id] = Entry(place, stored.size)
+        self._entries[stored.id] = Entry(place, stored.size, stored.parent_id, used_at, KEEP_S[stored.retention])
         self._members.setdefault(place.segment, set()).add(stored.id)
         return True
+
+    def _unwant(self, record: RecordId, now: float) -> None:
+        if record in self._order:
+            self._order.remove(record, now)
+            self._count(self._entries[record].place, -1)
+
+    def _count(self, place: Place, sign: int) -> None:
+        self._wanted[place.segment] = self._wanted.get(place.segment, 0) + sign * place.nbytes
+        self.wanted += sign * place.nbytes

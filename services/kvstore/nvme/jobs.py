@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from fabric.kvlink.verify import copy_rows
 from fabric.telemetry import logs
-from services.kvstore.nvme.files import Bytes, Place, SegmentFiles
+from services.kvstore.nvme.files import Bytes, Place, SegmentFiles, Stream
 from services.kvstore.nvme.format import Head, Stored
 from services.kvstore.records import RecordId
 
@@ -49,7 +49,7 @@ def move(files: SegmentFiles, records: Sequence[tuple[Place, float]]) -> list[tu
             read = files.read(place)
             if read is not None:
                 stored = read[0].stored.used(used_at)
-                moved.append((stored, files.append(stored, read[1])))
+                moved.append((stored, files.append(stored, read[1], Stream.MOVED)))
     except OSError as error:
         _log.warning("records were not moved", error=error.strerror)
     return moved if _is_synced(files) else []

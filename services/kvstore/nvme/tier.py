@@ -1,8 +1,8 @@
 """NVMe tier: records in segment files, written behind, read on demand. Knows when to write, move, remove; no network.
 
 An index in memory is all that makes a record visible; it is built anew from the segments at every start, newest first,
-while the tier serves already. Room is made by segments, oldest first: what of one is worth more than the rest moves to
-the newest segment, at most half of it, and the others go with the file.
+while the tier serves already. Room is made by segments: of the one of which least is wanted that moves to a newer one,
+at most half of it, and the rest goes with the file.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class NvmeTier:
     def __init__(self, files: SegmentFiles, capacity_bytes: int, now: Callable[[], float], queue_bytes: int) -> None:
         self._files, self._now = files, now
         self.capacity = capacity_bytes
-        self._index = SegmentIndex()
+        self._index = SegmentIndex(capacity_bytes)
         self._queue = WriteQueue(queue_bytes)
         self._rests_until = float("-inf")
         self._changing = asyncio.Lock()  # the segments: they are written, emptied and erased by one at a time
@@ -106,7 +106,7 @@ class NvmeTier:
     def known(self, record: RecordId) -> OnDisk | None:
         """What the index says of a record; None where it is not here."""
         entry = self._index.get(record)
-        return OnDisk(entry.size, self._index.used_at(record)) if entry is not None else None
+        return OnDisk(entry.size, entry.used_at) if entry is not None else None
 
     def wants(self, record: RecordId) -> bool:
         """Whether a record is neither here nor on its way."""
@@ -242,19 +242,17 @@ class NvmeTier:
             self.left(expired)
 
     async def _make_room(self) -> None:
-        """Removes segments of which nothing is left, then the oldest ones until the others fit."""
-        for number in self._index.empty():
-            if number != self._files.writing:
-                await self._remove(number)
-        while self.used > self.capacity and len(self._index.segments) > 1:
-            oldest = next(number for number in self._index.segments if number != self._files.writing)
-            await self._move(self._index.survivors(oldest, _MOVED_SHARE, self._now()))
-            await self._remove(oldest)
+        """Removes segments of which nothing is left, then those of which least is wanted until the others fit."""
+        self._index.trim(self._now())
+        while (victim := self._index.victim(self._files.writing)) is not None:
+            if self.used <= self.capacity and not self._index.is_empty(victim):
+                break
+            await self._move(self._index.survivors(victim, _MOVED_SHARE, self._now()))
+            await self._remove(victim)
 
-    async def _move(self, records: Sequence[tuple[RecordId, Place]]) -> None:
-        if not records:
+    async def _move(self, places: Sequence[tuple[Place, float]]) -> None:
+        if not places:
             return
-        places = [(place, self._index.used_at(record)) for record, place in records]
         moved = await settled(asyncio.to_thread(jobs.move, self._files, places))
         for stored, place in moved:
             self._index.move(stored.id, place)
