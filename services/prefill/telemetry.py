@@ -13,12 +13,7 @@ class PrefillMetrics(TransferMetrics):
         super().__init__(metrics)
         self._hits = metrics.counter("prefill_store_hit_blocks", "Blocks read from the kvstore and verified")
         self._hints = metrics.counter("prefill_store_hints", "Hints to another store that were followed", "result")
-        self._hints = metrics.counter("prefill_store_hints", "Hints to another store that were followed", "result")
         self._misses = metrics.counter("prefill_store_misses", "Prompts that found nothing to read", "reason")
-
-    def hint(self, result: str) -> None:
-        """A store named another one. `result`: useful where that one holds more, stale otherwise."""
-        self._hints.labels(result).inc()
 
     def hint(self, result: str) -> None:
         """A store named another one. `result`: useful where that one holds more, stale otherwise."""
