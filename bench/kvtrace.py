@@ -1,12 +1,14 @@
 """Replays requests against the kvstore's eviction policy: token hits beside LRU, Belady's optimum and no limit at all.
 
 `python -m bench.kvtrace --trace PATH` (Mooncake's format) or `--agent`; `--json PATH` writes the figures too. The
-first half of a trace warms the caches (the policy's parameters were chosen on it), the second half is measured.
+first half of a trace warms the caches (the policy's parameters were chosen on it), the second half is measured. With
+`--service` a piece of either goes through a real kvstore process with real bytes (`bench/kvtrace_service.py`).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from rich.table import Table
 from bench.kvtrace_caches import Belady, Infinite, Lru, hit_rate
 from bench.kvtrace_policy import Policy, TwoTiers
 from bench.kvtrace_requests import AgentShape, BadTrace, Request, agent_sessions, read_trace, working_set
+from bench.kvtrace_service import SMALL_AGENT, add_service_options, service_rows
 from bench.kvtrace_speed import speed_rows
 from bench.table import Row, report
 
@@ -55,17 +58,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--capacities", type=int, nargs="+", default=list(CAPACITIES), help="in blocks")
     parser.add_argument("--seed", type=int, default=0, help="of the agent sessions")
     parser.add_argument("--json", type=Path, help="also write the table here")
+    add_service_options(parser)
     options = parser.parse_args(argv)
     if min(options.capacities) < 1:
         parser.error("argument --capacities: at least one block each")
     if options.speed:
         return report("index and policy", speed_rows(), options.json)
-    if options.agent:
+    if options.agent and not options.service:
         return report("agent sessions, percent of prompt tokens", agent_rows(AgentShape(), options.seed), options.json)
     try:
-        requests = read_trace(options.trace)
+        requests = agent_sessions(SMALL_AGENT, options.seed) if options.agent else read_trace(options.trace)
     except (BadTrace, OSError) as error:
         parser.error(f"argument --trace: {error}")
+    if options.service:
+        name = "agent sessions" if options.agent else options.trace.name
+        return report(f"{name} through a kvstore", service_rows(requests, options), options.json)
     rows = trace_rows(requests, options.capacities, CONVERSATION_NAME in options.trace.name)
     return report(f"{options.trace.name}, second half, percent of prompt tokens", rows, options.json)
 
@@ -129,4 +136,6 @@ def _bars(hit: Hits, conversation: bool) -> list[Row]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # destructors of UCX's wheel may crash after the last line

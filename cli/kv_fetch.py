@@ -121,6 +121,7 @@ class _Fetch:
         request = pb.GetRequest(
             blocks=[record.name for record in self._prefix.records[first:end]],
             first_block=first,
+            parent_key=self._prefix.records[first].parent_key,
             anchor=anchor,
             model_revision=self._prefix.model_revision,
             layout_fingerprint=self._prefix.layout_fingerprint,

@@ -1,0 +1,209 @@
+"""Verified reads of 1 MiB blocks by one worker from a real kvstore process over UCX: from its DRAM, and from its disk.
+
+`python -m bench.kvstore [--fio PATH] [--json PATH]`. DRAM is held against a bare NIXL WRITE of as many bytes into the
+same worker, the disk against fio's sequential read of the store's own files, once from the page cache and once past
+it. Rounds alternate between both sides; ratios are medians over rounds of one run. For every pass over the disk the
+store is started anew, so that nothing is in its DRAM. Every byte that arrives is compared with what was put.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import uvloop
+
+from bench.kvstore_process import kvstore
+from bench.kvstore_worker import Block, StoreWorker, chain, layout_of, opened
+from bench.kvstore_yardsticks import Reader, bare_writer, median_ratio
+from bench.table import Row, report
+from fabric.errors import DataLoss
+from fabric.kvlink import ucx_lanes
+from fabric.kvlink.link import Bytes, Region
+from fabric.kvlink.slabs import Writer
+from fabric.kvlink.verify import digest
+from kernels.host.sealed_copy import copy_sealed
+
+BLOCK, TOKENS = 1 << 20, 128
+DRAM_BAR, NVME_BAR = 0.70, 0.80
+_FOUND_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`blocks` of one read from DRAM; `disk_blocks` of one pass over the disk, in reads of `disk_read` blocks."""
+
+    blocks: int
+    rounds: int
+    disk_blocks: int
+    disk_read: int
+    disk_rounds: int
+    window_bytes: int
+    folder: Path
+    reader: Reader
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Blocks of one prefix, their bytes (uint8 [blocks * BLOCK], seeded) and the digest of each."""
+
+    blocks: list[Block]
+    content: Bytes
+    digests: list[int]
+
+    @classmethod
+    def seeded(cls, blocks: int, seed: int) -> Prefix:
+        content = np.random.default_rng(seed).integers(0, 256, blocks * BLOCK, dtype=np.uint8)
+        digests = [digest(row) for row in content.reshape(blocks, BLOCK)]
+        return cls(chain(range(blocks), TOKENS), content, digests)
+
+    async def put(self, worker: StoreWorker, source: Region) -> None:
+        """Stores all of it."""
+        await worker.put_all(self.blocks, source, [index * BLOCK for index in range(len(self.blocks))])
+
+    async def read(self, worker: StoreWorker, target: Bytes, first: int, count: int) -> float:
+        """Seconds of a verified read. Raises DataLoss where it brought less, or other bytes than were put."""
+        started = time.perf_counter()
+        read = await worker.get(self.blocks[first : first + count], target[:count], first)
+        took = time.perf_counter() - started
+        if list(read.digests) != self.digests[first : first + count]:
+            raise DataLoss(f"{read.blocks} of {count} blocks came as they were put", field="blocks")
+        return took
+
+
+async def dram(plan: Plan) -> list[Row]:
+    """Rows of reads from DRAM beside a bare write."""
+    prefix, size = Prefix.seeded(plan.blocks, seed=1), plan.blocks * BLOCK
+    target = np.zeros((plan.blocks, BLOCK), np.uint8)
+    options = ("--memory-mb", str(2 * plan.blocks), "--landing-mb", str(2 * plan.blocks))
+    pairs: list[tuple[float, float]] = []
+    with kvstore(*options) as address:
+        async with opened(address, "ucx://", layout_of(BLOCK, TOKENS), plan.window_bytes, copy_sealed) as worker:
+            await prefix.put(worker, worker.link.register(prefix.content))
+            landing = worker.landings.grant("bare", size)
+            with bare_writer(landing, plan.blocks) as bare:
+                for _ in range(plan.rounds + 2):
+                    pairs.append((size / await prefix.read(worker, target, 0, plan.blocks), size / await bare.write()))
+            worker.landings.release("bare", Writer.FINISHED)
+    if not np.array_equal(target.reshape(-1), prefix.content):
+        raise DataLoss("what was read is not what was put", field="bytes")
+    pairs = pairs[2:]
+    return [
+        Row(f"{plan.blocks} MiB, bare NIXL WRITE", statistics.median(theirs for _, theirs in pairs) / 1e9, "GB/s"),
+        Row("  from DRAM, verified", statistics.median(mine for mine, _ in pairs) / 1e9, "GB/s"),
+        Row("  DRAM / bare", median_ratio(pairs), "", DRAM_BAR, ">="),
+    ]
+
+
+async def disk(plan: Plan, direct: bool) -> list[Row]:
+    """Rows of reads from the disk, one way of reading it, beside a sequential read of the same files."""
+    with tempfile.TemporaryDirectory(dir=plan.folder, prefix="bench-kvstore-") as name:
+        folder, prefix = Path(name), Prefix.seeded(plan.disk_blocks, seed=2)
+        await _fill(plan, folder, prefix)
+        files = _segments(folder)
+        pairs = [await _pass(plan, folder, files, prefix, direct) for _ in range(plan.disk_rounds)]
+    way = "O_DIRECT" if direct else "page cache"
+    return [
+        Row(f"{plan.disk_blocks} MiB on disk, {way}: {plan.reader.name}",
+            statistics.median(theirs for _, theirs in pairs) / 1e9, "GB/s"),
+        Row("  from NVMe, verified", statistics.median(mine for mine, _ in pairs) / 1e9, "GB/s"),
+        Row(f"  NVMe / {plan.reader.name}, {way}", median_ratio(pairs), "", NVME_BAR, ">="),
+    ]  # fmt: skip
+
+
+def _options(plan: Plan, folder: Path, direct: bool) -> Sequence[str]:
+    gigabytes = str(2 * plan.disk_blocks / 1024)
+    memory = ("--memory-mb", str(8 * plan.disk_read), "--landing-mb", str(8 * plan.disk_read))
+    way = "--nvme-direct" if direct else "--no-nvme-direct"
+    return *memory, "--nvme-dir", str(folder), "--nvme-gb", gigabytes, way
+
+
+@asynccontextmanager
+async def _store(plan: Plan, folder: Path, direct: bool) -> AsyncIterator[StoreWorker]:
+    with kvstore(*_options(plan, folder, direct)) as address:
+        async with opened(address, "ucx://", layout_of(BLOCK, TOKENS), plan.window_bytes, copy_sealed) as worker:
+            yield worker
+
+
+async def _fill(plan: Plan, folder: Path, prefix: Prefix) -> None:
+    """Puts the prefix and waits until all of it is on the disk: written behind, and dropped where a queue is full."""
+    async with _store(plan, folder, direct=False) as worker:
+        source = worker.link.register(prefix.content)
+        for first in range(0, plan.disk_blocks, plan.disk_read):
+            some = slice(first, first + plan.disk_read)
+            starts = [index * BLOCK for index in range(plan.disk_blocks)][some]
+            await worker.put_all(prefix.blocks[some], source, starts)
+            await _on_disk(folder, min(first + plan.disk_read, plan.disk_blocks))
+
+
+def _segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.segment"))
+
+
+async def _on_disk(folder: Path, blocks: int) -> None:
+    async with asyncio.timeout(_FOUND_S):
+        while sum(path.stat().st_size for path in _segments(folder)) < blocks * BLOCK:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # the store announces it to nobody
+
+
+async def _pass(plan: Plan, folder: Path, files: Sequence[Path], prefix: Prefix, direct: bool) -> tuple[float, float]:
+    """Bytes per second of the store that was just started, and of the yardstick, over the whole prefix."""
+    if not direct:
+        plan.reader.rate(files, direct=False)  # into the page cache
+    theirs = await asyncio.to_thread(plan.reader.rate, files, direct)
+    target = np.zeros((plan.disk_read, BLOCK), np.uint8)
+    async with _store(plan, folder, direct) as worker:
+        async with asyncio.timeout(_FOUND_S):
+            while await worker.lookup(prefix.blocks) < plan.disk_blocks:  # noqa: ASYNC110 - recovery is told to nobody
+                await asyncio.sleep(0.05)
+        firsts = range(0, plan.disk_blocks, plan.disk_read)
+        counts = [min(plan.disk_read, plan.disk_blocks - first) for first in firsts]
+        took = [await prefix.read(worker, target, *each) for each in zip(firsts, counts, strict=True)]
+    return plan.disk_blocks * BLOCK / sum(took), theirs
+
+
+def main(arguments: list[str]) -> int:
+    """Parse, measure, report; exit code 1 where a bar is missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.kvstore", description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the table as JSON, too")
+    parser.add_argument("--fio", default="fio", help="fio, by name or path; without one files are read here instead")
+    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="where the store's files go")
+    parser.add_argument("--blocks", type=int, default=64, help="blocks of 1 MiB of one read from DRAM")
+    parser.add_argument("--rounds", type=int, default=21, help="reads from DRAM")
+    parser.add_argument("--disk-blocks", type=int, default=512, help="blocks on disk")
+    parser.add_argument("--disk-read", type=int, default=64, help="blocks of one read from the disk")
+    parser.add_argument("--disk-rounds", type=int, default=5, help="passes over the disk, each way; 0: none")
+    parser.add_argument("--window-bytes", type=int, default=16 << 20, help="landing memory of one read")
+    options = parser.parse_args(arguments)
+    if min(options.blocks, options.rounds, options.disk_blocks, options.disk_read) < 1:
+        parser.error("blocks, rounds and reads: at least one each")
+    ucx_lanes.prepare()
+    plan = Plan(
+        options.blocks, options.rounds, options.disk_blocks, options.disk_read, options.disk_rounds,
+        options.window_bytes, options.dir, Reader.found(options.fio),
+    )  # fmt: skip
+    return report("Verified reads of 1 MiB blocks by one worker", uvloop.run(measure(plan)), options.json)
+
+
+async def measure(plan: Plan) -> list[Row]:
+    """All rows."""
+    rows = await dram(plan)
+    if plan.disk_rounds:
+        rows += [*await disk(plan, direct=True), *await disk(plan, direct=False)]
+    return rows
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)  # destructors of the wheel's libraries may crash after the last line
