@@ -35,7 +35,8 @@ def test_without_fio_files_are_read_here_and_the_table_says_so(files):
 
 def test_fio_is_asked_for_a_sequential_read_of_just_these_files_and_its_own_figures_count(files, tmp_path):
     figures = {"jobs": [{"read": {"io_bytes": 6 << 20, "runtime": 500}}]}
-    body = f"open({str(tmp_path / 'asked')!r}, 'w').write(json.dumps(sys.argv[1:]))\nprint('note')\nprint({json.dumps(figures)!r})"
+    asking = f"open({str(tmp_path / 'asked')!r}, 'w').write(json.dumps(sys.argv[1:]))"
+    body = f"{asking}\nprint('note')\nprint({json.dumps(figures)!r})"
     reader = Reader.found(script(tmp_path, body))
     assert reader.name == "fio" and reader.rate(files, direct=True) == (6 << 20) / 0.5
     asked = json.loads((tmp_path / "asked").read_text())
