@@ -29,6 +29,7 @@ from services.kvstore.index import open_index
 from services.kvstore.nvme.files import SegmentFiles
 from services.kvstore.nvme.tier import NvmeTier
 from services.kvstore.policy.retention import WarmWindow
+from services.kvstore.prefetch import Prefetcher
 from services.kvstore.settings import KvStoreSettings
 from services.kvstore.store import Store, StoreLimits
 from services.kvstore.telemetry import StoreMetrics
@@ -72,6 +73,11 @@ class KvStoreServicer(rpc.KvStoreServiceServicer):
         landing = fabric_wire.unpack_landing(request.landing)
         return wire.pack_served(await self.store.get(names, request.first_block, request.anchor, identity, landing))
 
+    async def Prefetch(self, request: pb.PrefetchRequest, context: Any) -> pb.PrefetchResponse:
+        names, identity = wire.unpack_names(request.blocks), wire.unpack_identity(request)
+        rising, other = await self.store.prefetch(names, identity, request.anchor)
+        return pb.PrefetchResponse(blocks_held=rising.held, blocks_rising=rising.rising, other_instance=other)
+
     async def Put(self, requests: AsyncIterator[pb.PutRequest], context: Any) -> None:
         offer = wire.unpack_offer((await wire.next_message(requests, "offer")).offer)
         async with self.store.putting(offer) as session:
@@ -107,7 +113,10 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
         nvme = _open_nvme(settings)
         if nvme is not None:
             stack.callback(nvme.close)
-        store = _open_store(settings, nvme, link, hints, announcer, metrics)
+        tiers = _open_tiers(settings, nvme)
+        prefetcher = Prefetcher(tiers, tiers.dram.capacity // 2)
+        store = _open_store(settings, tiers, link, hints, announcer, prefetcher, metrics)
+        await stack.enter_async_context(background(prefetcher.run(), "prefetches"))
         await stack.enter_async_context(background(announcer.run(), "announcer"))
         if nvme is not None:
             await stack.enter_async_context(background(nvme.run(), "nvme"))
@@ -131,17 +140,21 @@ def _open_nvme(settings: KvStoreSettings) -> NvmeTier | None:
     return NvmeTier(files, round(settings.nvme_gb * _GIB), time.time, queue)
 
 
+def _open_tiers(settings: KvStoreSettings, nvme: NvmeTier | None) -> Tiers:
+    warm = WarmWindow(settings.warm_h * 3600) if nvme is not None else None
+    return Tiers(DramTier(settings.memory_mb * _MIB, time.monotonic, warm), nvme, time.time)
+
+
 def _open_store(
     settings: KvStoreSettings,
-    nvme: NvmeTier | None,
+    tiers: Tiers,
     link: Link,
     hints: Hints,
     announcer: Announcer,
+    prefetcher: Prefetcher,
     metrics: Metrics,
 ) -> Store:
-    exported = StoreMetrics(metrics)
-    warm = WarmWindow(settings.warm_h * 3600) if nvme is not None else None
-    tier = DramTier(settings.memory_mb * _MIB, time.monotonic, warm)
+    exported, tier, nvme = StoreMetrics(metrics), tiers.dram, tiers.nvme
     landings = LandingPool(link, settings.landing_mb * _MIB)
     limits = StoreLimits(settings.max_puts, settings.landing_mb * _MIB // 2, settings.push_timeout_s)
     exported.watch(lambda: tier.used, lambda: len(tier))
@@ -149,5 +162,6 @@ def _open_store(
     exported.watch_index(hints, announcer, filling)
     if nvme is not None:
         exported.watch_nvme(nvme)
-    tiers = Tiers(tier, nvme, time.time)
-    return Store(tiers, link, landings, hints, announcer, filling, limits, partial(secrets.token_hex, 16), exported)
+    exported.watch_prefetches(prefetcher.counts)
+    mint = partial(secrets.token_hex, 16)
+    return Store(tiers, link, landings, hints, announcer, filling, prefetcher, limits, mint, exported)

@@ -19,6 +19,7 @@ from services.kvstore.hints import Hints
 from services.kvstore.index import Tier
 from services.kvstore.offers import Offer, needed_by
 from services.kvstore.policy.budget import NOBODY, Owner
+from services.kvstore.prefetch import Prefetcher, Rising
 from services.kvstore.puts import Committed, Granted, PutSession
 from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind
 from services.kvstore.telemetry import StoreMetrics
@@ -62,12 +63,14 @@ class Store:
         hints: Hints,
         announcer: Announcer,
         filling: Filling,
+        prefetcher: Prefetcher,
         limits: StoreLimits,
         mint: Callable[[], str],
         metrics: StoreMetrics,
     ) -> None:
         self.tiers, self.tier, self._link, self._landings, self._hints = tiers, tiers.dram, link, landings, hints
-        self._announcer, self._filling, self._limits, self._metrics = announcer, filling, limits, metrics
+        self._announcer, self._filling, self._prefetcher = announcer, filling, prefetcher
+        self._limits, self._metrics = limits, metrics
         self._region = link.register(tiers.dram.memory)
         self._sender = Sender(link, SendLimits(timeout_s=limits.push_timeout_s))
         self._mint = mint
@@ -93,6 +96,12 @@ class Store:
             self._metrics.miss("no_anchor" if held.blocks > held.anchored else "absent")
         other, blocks = await self._hints.elsewhere([name.key for name in names[held.blocks :]])
         return Lookup(held, other, blocks)
+
+    async def prefetch(self, names: Sequence[BlockName], identity: Identity, anchor: bool) -> tuple[Rising, str]:
+        """Has a prefix brought up to DRAM, some time. Also names who else holds what follows it, if somebody does."""
+        rising = self._prefetcher.ask(names, identity, anchor)
+        other, _ = await self._hints.elsewhere([name.key for name in names[rising.held :]])
+        return rising, other
 
     async def get(
         self, names: Sequence[BlockName], first_block: int, anchor: bool, identity: Identity, landing: Landing

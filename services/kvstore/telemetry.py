@@ -11,6 +11,7 @@ from services.kvstore.announcer import Announcer
 from services.kvstore.fill import Filling
 from services.kvstore.hints import Hints
 from services.kvstore.nvme.tier import NvmeCounts, NvmeTier
+from services.kvstore.prefetch import PrefetchCounts
 
 
 class StoreMetrics:
@@ -59,6 +60,13 @@ class StoreMetrics:
         )
         for event in fields(NvmeCounts):
             events.labels(event.name).set_function(partial(getattr, nvme.counts, event.name))
+
+    def watch_prefetches(self, counts: PrefetchCounts) -> None:
+        """Exports what became of hints to bring prefixes up."""
+        text = "Hints to bring a prefix up since start, and blocks that came"
+        events = self._metrics.gauge("kvstore_prefetch_events_total", text, "event")
+        for event in fields(PrefetchCounts):
+            events.labels(event.name).set_function(partial(getattr, counts, event.name))
 
     def hit(self, blocks: int) -> None:
         self._hits.inc()

@@ -17,6 +17,7 @@ from fabric.records import Extent
 from services.prefill.ask import PrefillAsk, TicketGrant
 from services.prefill.load import Loader
 from services.prefill.marks import Marks
+from services.prefill.prefetch import Prefetcher
 from services.prefill.push import PoolSource, Pusher
 from services.prefill.telemetry import PrefillMetrics
 from services.prefill.telling import Telling
@@ -65,6 +66,7 @@ class Tools:
     sender: Sender
     source: PoolSource
     loader: Loader
+    prefetcher: Prefetcher
     heartbeat_s: float
     ticket_wait_s: float
     metrics: PrefillMetrics

@@ -76,7 +76,7 @@ class Loader:
         store = self._stores.home(local.keys[0])
         if store is None or self._here(local) >= usable:
             return
-        names = self._names(ask, local, usable)
+        names = block_names(ask.tokens, local.keys[:usable], self._layout.block_tokens)
         found = await self._find(store, names, local)
         if found is None:
             self._metrics.store_miss("absent")
@@ -182,9 +182,9 @@ class Loader:
 
         return place
 
-    def _names(self, ask: PrefillAsk, local: LocalPrefix, usable: int) -> list[pb.BlockName]:
-        size = self._layout.block_tokens
-        return [
-            pb.BlockName(key=key, token_ids=ask.tokens[index * size : (index + 1) * size])
-            for index, key in enumerate(local.keys[:usable])
-        ]
+
+def block_names(tokens: Sequence[int], keys: Sequence[bytes], size: int) -> list[pb.BlockName]:
+    """How a store is asked for the blocks of `keys`, each of `size` tokens, from the start of `tokens`."""
+    return [
+        pb.BlockName(key=key, token_ids=tokens[index * size : (index + 1) * size]) for index, key in enumerate(keys)
+    ]

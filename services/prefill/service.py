@@ -22,12 +22,14 @@ from services.prefill import wire
 from services.prefill.inbound import Inbound
 from services.prefill.job import Tools
 from services.prefill.load import Loader
+from services.prefill.prefetch import Prefetcher
 from services.prefill.push import PoolSource
 from services.prefill.settings import PrefillSettings
 from services.prefill.telemetry import PrefillMetrics
 from services.prefill.worker import PrefillWorker
 from services.worker.core import Core, open_core
 from services.worker.regions import PoolRegions
+from services.worker.scopes import unpack_salt
 from services.worker.storage import Storage, open_storage
 from services.worker.telemetry import export_engine, export_quarantine
 from services.worker.wire import pack_model, pack_status
@@ -63,6 +65,13 @@ class PrefillServicer(rpc.PrefillServiceServicer):
         inbound = Inbound(requests)
         report = lambda progress: context.write(wire.pack_progress(progress))  # noqa: E731
         await inbound.during(self.worker.run(ask, inbound.ticket, report))
+
+    async def Prefetch(
+        self, request: pb.PrefillServicePrefetchRequest, context: Any
+    ) -> pb.PrefillServicePrefetchResponse:
+        salt = unpack_salt(request.salt, request.scope)
+        found = await self.worker.prefetch(tuple(request.token_ids), salt)
+        return pb.PrefillServicePrefetchResponse(held_tokens=found.held_tokens, rising_tokens=found.rising_tokens)
 
 
 @asynccontextmanager
@@ -108,7 +117,9 @@ async def _open_worker(
         loader = Loader(engine, storage.stores, intake, window, mint, settings.kvstore_timeout_s, metrics)
         sender = Sender(link, settings.send_limits())
         await stack.enter_async_context(background(_follow(link, sender, loader), "notices"))
-        tools = Tools(engine, sender, source, loader, settings.heartbeat_s, settings.ticket_wait_s, metrics)
+        prefetcher = Prefetcher(engine, storage.stores, settings.kvstore_timeout_s, metrics)
+        waits = (settings.heartbeat_s, settings.ticket_wait_s)
+        tools = Tools(engine, sender, source, loader, prefetcher, *waits, metrics)
         worker = PrefillWorker(tools, settings)
         export_engine(core.metrics, "prefill", lambda: worker.board.load.engine)
         await stack.enter_async_context(background(worker.board.run(), "status"))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from engine.prefix import Salt
 from engine.stats import EngineStats
-from fabric.errors import Exhausted
+from fabric.errors import Exhausted, InvalidArgument
 from services.prefill.ask import PrefillAsk, TicketGrant
 from services.prefill.job import PrefillJob, Report, Tools
+from services.prefill.prefetch import Prefetched
 from services.prefill.settings import PrefillSettings
 from services.worker.status import EngineBoard
 
@@ -46,6 +48,17 @@ class PrefillWorker:
             self.live -= 1
             self.done += 1
             self.board.poke()
+
+    async def prefetch(self, tokens: tuple[int, ...], salt: Salt) -> Prefetched:
+        """Has stores bring up what a request for `tokens` would need.
+
+        Raises:
+            InvalidArgument: it is no prompt of this model. Unavailable: the engine does not answer.
+        """
+        if not 0 < len(tokens) <= self.max_prompt_tokens:
+            fix = f"send 1 to {self.max_prompt_tokens}"
+            raise InvalidArgument(f"{len(tokens)} tokens", field="token_ids", fix=fix)
+        return await self._tools.prefetcher.prefetch(tokens, salt)
 
     def _outside(self, stats: EngineStats) -> int:
         """Requests that are loading, or already pushed and about to leave."""

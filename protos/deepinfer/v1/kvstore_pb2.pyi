@@ -74,20 +74,22 @@ class LookupResponse(_message.Message):
     def __init__(self, blocks_held: _Optional[int] = ..., anchor_blocks: _Optional[int] = ..., other_instance: _Optional[str] = ..., other_blocks: _Optional[int] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("blocks", "first_block", "anchor", "model_revision", "layout_fingerprint", "landing")
+    __slots__ = ("blocks", "first_block", "anchor", "model_revision", "layout_fingerprint", "landing", "parent_key")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LANDING_FIELD_NUMBER: _ClassVar[int]
+    PARENT_KEY_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockName]
     first_block: int
     anchor: bool
     model_revision: str
     layout_fingerprint: str
     landing: _common_pb2.Landing
-    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockName, _Mapping]]] = ..., first_block: _Optional[int] = ..., anchor: _Optional[bool] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., landing: _Optional[_Union[_common_pb2.Landing, _Mapping]] = ...) -> None: ...
+    parent_key: bytes
+    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockName, _Mapping]]] = ..., first_block: _Optional[int] = ..., anchor: _Optional[bool] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., landing: _Optional[_Union[_common_pb2.Landing, _Mapping]] = ..., parent_key: _Optional[bytes] = ...) -> None: ...
 
 class GetResponse(_message.Message):
     __slots__ = ("extents", "digest_kind", "blocks", "anchor")
@@ -172,14 +174,16 @@ class PutCommitted(_message.Message):
     def __init__(self, stored: _Optional[int] = ..., rejected: _Optional[int] = ...) -> None: ...
 
 class PrefetchRequest(_message.Message):
-    __slots__ = ("blocks", "model_revision", "layout_fingerprint")
+    __slots__ = ("blocks", "model_revision", "layout_fingerprint", "anchor")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockName]
     model_revision: str
     layout_fingerprint: str
-    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockName, _Mapping]]] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ...) -> None: ...
+    anchor: bool
+    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockName, _Mapping]]] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., anchor: _Optional[bool] = ...) -> None: ...
 
 class PrefetchResponse(_message.Message):
     __slots__ = ("blocks_held", "blocks_rising", "other_instance")
