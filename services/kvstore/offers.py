@@ -55,14 +55,24 @@ class Offer:
         """Bytes of every record of this kind."""
         return self.layout.block_bytes if kind is RecordKind.BLOCK else self.layout.window_bytes
 
-    def wanted(self, has: Callable[[RecordId], bool], room_bytes: int) -> tuple[int, ...]:
-        """Indices of the records that are new, can be reached from the prefix's start, and fit into `room_bytes`."""
+    def wanted(
+        self, has: Callable[[RecordId], bool], foreign: Callable[[RecordOffer], bool], room_bytes: int
+    ) -> tuple[int, ...]:
+        """Indices of the records that are new, can be reached from the prefix's start, and fit into `room_bytes`.
+
+        `foreign`: a record of this name is here that stands for something else. What would continue it is not wanted:
+        its key, made from the other's, would in turn stand for both.
+        """
         known: set[RecordId] = set()
+        lost: set[RecordId] = set()
         chosen: list[int] = []
         for index, record in enumerate(self.records):
             needs = needed_by(record)
+            if needs in lost or record.id in known or foreign(record):
+                lost.add(record.id)
+                continue
             reachable = needs is None or needs in known or has(needs)
-            if reachable and not has(record.id) and record.id not in known:
+            if reachable and not has(record.id):
                 if record.size > room_bytes:
                     break
                 room_bytes -= record.size

@@ -15,7 +15,7 @@ from fabric.kvlink.verify import Placement
 from fabric.records import Extent, Landing
 from services.kvstore.offers import Offer, RecordOffer, needed_by
 from services.kvstore.policy.traits import Arrival
-from services.kvstore.records import ROOT, Record, RecordKind
+from services.kvstore.records import ROOT, Record, RecordId, RecordKind
 from services.kvstore.tiers import Tiers
 
 
@@ -47,10 +47,11 @@ class PutSession:
         self._granted = Granted((), (), None)
         self._writer = Writer.FINISHED
         self._arrivals: dict[int, Arrival] = {}
+        self._lost: set[RecordId] = set()  # stand for something else here: what continues them is not taken
 
     def new_blocks(self) -> list[RecordOffer]:
         """What of the offer would be new here, anchors aside."""
-        wanted = [self.offer.records[index] for index in self.offer.wanted(self._tiers.has, self._most_bytes)]
+        wanted = [self.offer.records[index] for index in self._wanted()]
         return [record for record in wanted if record.id.kind is RecordKind.BLOCK]
 
     def grant(self) -> Granted:
@@ -59,8 +60,7 @@ class PutSession:
         Raises:
             Exhausted: no landing memory now.
         """
-        wanted = self.offer.wanted(self._tiers.has, self._most_bytes)
-        wanted = self._admitted(wanted)
+        wanted = self._admitted(self._wanted())
         sizes = np.array([self.offer.records[index].size for index in wanted], dtype=np.int64)
         if wanted:
             landing = self._landings.grant(self.id, int(sizes.sum()))
@@ -99,6 +99,13 @@ class PutSession:
             self._landings.release(self.id, self._writer)
             self._granted = Granted((), (), None)
 
+    def _wanted(self) -> tuple[int, ...]:
+        return self.offer.wanted(self._tiers.has, self._is_foreign, self._most_bytes)
+
+    def _is_foreign(self, record: RecordOffer) -> bool:
+        here = self._tier.by_id(record.id)
+        return here is not None and not here.answers(record.name, self.offer.identity)
+
     def _admitted(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
         """All of them or none, as the policy says of the first: a prefix without its anchor would be of little use.
 
@@ -120,6 +127,9 @@ class PutSession:
         offer = self.offer.records[index]
         self.offer.require_places(offer, extents, offset)
         needs = needed_by(offer)
+        if needs in self._lost:
+            self._lost.add(offer.id)
+            return None
         if self._granted.landing is None or (needs is not None and not self._tiers.has(needs)):
             return None
         place = self._tier.take(offer.size)
@@ -138,6 +148,7 @@ class PutSession:
             offer.id, self.offer.identity, offer.name.tokens, offer.parent, place, offer.size, inside, retention
         )
         if not self._tier.admit(record, self._arrivals[index]):
+            self._lost |= {offer.id} if self._is_foreign(offer) else set()  # another writer was faster
             return None
         self._tiers.keep(record)  # at once: the next record of this visit may take the room of one that nobody holds
         return record

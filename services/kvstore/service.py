@@ -69,7 +69,8 @@ class KvStoreServicer(rpc.KvStoreServiceServicer):
         )
 
     async def Get(self, request: pb.GetRequest, context: Any) -> pb.GetResponse:
-        names, identity = wire.unpack_names(request.blocks), wire.unpack_identity(request)
+        names = wire.unpack_names(request.blocks, wire.unpack_parent(request))
+        identity = wire.unpack_identity(request)
         landing = fabric_wire.unpack_landing(request.landing)
         return wire.pack_served(await self.store.get(names, request.first_block, request.anchor, identity, landing))
 

@@ -17,7 +17,7 @@ from services.kvstore.offers import KEY_BYTES, MAX_RECORDS, Offer, RecordOffer
 from services.kvstore.policy.budget import Owner
 from services.kvstore.policy.retention import KEEP_S, LONGEST_S
 from services.kvstore.puts import Granted
-from services.kvstore.records import BlockName, Identity, RecordId, RecordKind
+from services.kvstore.records import ROOT, BlockName, Identity, RecordId, RecordKind
 from services.kvstore.store import Served
 from services.worker.layouts import unpack_layout
 from services.worker.scopes import unpack_keeping
@@ -27,11 +27,29 @@ MAX_BLOCK_TOKENS = 4096
 _KINDS = {pb.RECORD_KIND_BLOCK: RecordKind.BLOCK, pb.RECORD_KIND_ANCHOR: RecordKind.ANCHOR}
 
 
-def unpack_names(messages: Sequence[pb.BlockName]) -> list[BlockName]:
-    """Raises InvalidArgument for an empty or endless list, or for a name that is none."""
+def unpack_names(messages: Sequence[pb.BlockName], parent: bytes | None = ROOT) -> list[BlockName]:
+    """Each block continues the one before it, the first one `parent`: by default it starts a prefix.
+
+    Raises:
+        InvalidArgument: an empty or endless list, or a name that is none.
+    """
     if not 1 <= len(messages) <= MAX_BLOCKS:
         raise InvalidArgument(f"{len(messages)} blocks", field="blocks", fix=f"ask for 1 to {MAX_BLOCKS}")
-    return [_unpack_name(message) for message in messages]
+    parents = (parent, *(message.key for message in messages[:-1]))
+    return [_unpack_name(message, before) for message, before in zip(messages, parents, strict=True)]
+
+
+def unpack_parent(message: pb.GetRequest) -> bytes | None:
+    """What the first block that is asked for continues; None where the caller does not say.
+
+    Raises:
+        InvalidArgument: it is no key, or a prefix's first block is said to continue another one.
+    """
+    if not message.parent_key:
+        return None if message.first_block else ROOT
+    if len(message.parent_key) != KEY_BYTES or (not message.first_block and message.parent_key != ROOT):
+        raise InvalidArgument("not the key of the block before", field="parent_key", fix=f"send {KEY_BYTES} bytes")
+    return message.parent_key
 
 
 def unpack_identity(message: Any) -> Identity:
@@ -131,13 +149,13 @@ def _unpack_record(message: pb.RecordOffer) -> RecordOffer:
     kind = _KINDS.get(message.kind)
     if kind is None:
         raise InvalidArgument("unknown kind of record", field="offer.records.kind", fix="BLOCK or ANCHOR")
-    name = _unpack_name(message.name)
+    name = _unpack_name(message.name, message.parent_key)
     return RecordOffer(RecordId(kind, name.key), name, message.parent_key, message.size)
 
 
-def _unpack_name(message: pb.BlockName) -> BlockName:
+def _unpack_name(message: pb.BlockName, parent: bytes | None) -> BlockName:
     if len(message.key) != KEY_BYTES or len(message.token_ids) > MAX_BLOCK_TOKENS:
         raise InvalidArgument(
             "not the name of a block", field="blocks", fix=f"{KEY_BYTES} bytes of key, one block of ids"
         )
-    return BlockName(message.key, np.asarray(message.token_ids, dtype="<u4").tobytes())
+    return BlockName(message.key, np.asarray(message.token_ids, dtype="<u4").tobytes(), parent)

@@ -127,7 +127,7 @@ class Loader:
         load = await self._engine.begin_load(ask.tokens, ask.salt, first, end)
         verified = False
         try:
-            await self._land(store, names[first:end], load)
+            await self._land(store, names, load)
             verified = True
         finally:
             # Runs whatever happened: memory that waits for bytes must not outlive the attempt.
@@ -144,9 +144,9 @@ class Loader:
         landing = self._intake.open(self._mint(), window, self._place(handoff, load))
         writer = Writer.UNKNOWN
         try:
-            reply = await self._get(store, names, load.from_block, landing)
+            reply = await self._get(store, names, load, landing)
             writer = Writer.FINISHED
-            if reply.blocks < len(names) or reply.anchor != self._layout.anchored:
+            if reply.blocks < load.to_block - load.from_block or reply.anchor != self._layout.anchored:
                 raise NotFound("the records left the store meanwhile")
             with self._metrics.transfer(handoff.landing_bytes):
                 extents = wire.unpack_extents(common.ExtentList(extents=reply.extents))
@@ -155,15 +155,16 @@ class Loader:
         finally:
             await settled(self._intake.close(landing.id, writer))
 
-    async def _get(self, store: Store, names: Sequence[pb.BlockName], first: int, landing: Landing) -> pb.GetResponse:
-        model = self._engine.engine.model
+    async def _get(self, store: Store, names: Sequence[pb.BlockName], load: Load, landing: Landing) -> pb.GetResponse:
+        first, model = load.from_block, self._engine.engine.model
         request = pb.GetRequest(
-            blocks=names,
+            blocks=names[first : load.to_block],
             first_block=first,
             anchor=self._layout.anchored,
             model_revision=model.revision,
             layout_fingerprint=model.layout.fingerprint,
             landing=wire.pack_landing(landing),
+            parent_key=names[first - 1].key if first else b"",
         )
         with self._stores.asking(store):
             reply: pb.GetResponse = await call(store.stub.Get, request, timeout_s=_ANSWER_SHARE * self._timeout_s)
