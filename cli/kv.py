@@ -54,13 +54,16 @@ def list_(
     owner: Owner = "",
     idle: Idle = "",
     limit: Annotated[int, typer.Option(min=0, help="Most records of each kvstore; 0: all.")] = 100,
+    prefixes: Annotated[
+        bool, typer.Option("--prefixes", help="One line a prefix: its last block, and its size.")
+    ] = False,
     full: Annotated[bool, typer.Option("--full", help="Whole keys.")] = False,
     tokens: Annotated[bool, typer.Option("--tokens", help="Show token ids: they tell the prompt.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line for each record.")] = False,
 ) -> int:
     """List records in the order of their keys: kind, tier, bytes, class, owner, age, idle time."""
     wanted = _filter(key, kind, tier, class_, owner, idle)
-    request = pb.ListRecordsRequest(filter=wanted, limit=limit, with_tokens=tokens)
+    request = pb.ListRecordsRequest(filter=wanted, limit=limit, with_tokens=tokens, ends=prefixes)
     for one in kv_calls.stores(address or (), discovery):
         if not as_json:
             out.print(f"[bold]{escape(one.name)}[/]\n{kv_show.HEADING}", soft_wrap=True)

@@ -36,6 +36,9 @@ def record(entry: pb.RecordEntry, full: bool) -> str:
         f"{_named(CLASSES, entry.retention) or '-':<7}  {entry.owner[:_SHORT_OWNER] or '-':<8}  "
         f"{age:>10}  {_age(entry.idle_ms):>10}"
     )
+    if entry.HasField("prefix"):
+        cut = ", its start is missing" if entry.prefix.cut else ""
+        line += f"  {entry.prefix.blocks:,} blocks, {megabytes(entry.prefix.bytes)}{cut}"
     return line + (f"\n  tokens {' '.join(map(str, entry.token_ids))}" if entry.token_ids else "")
 
 
@@ -54,6 +57,9 @@ def as_json(entry: pb.RecordEntry, instance: str) -> str:
     }
     if entry.token_ids:
         told |= {"parent": entry.parent_key.hex(), "token_ids": list(entry.token_ids)}
+    if entry.HasField("prefix"):
+        prefix = entry.prefix
+        told["prefix"] = {"blocks": prefix.blocks, "bytes": prefix.bytes, "cut": prefix.cut}
     return json.dumps(told)
 
 

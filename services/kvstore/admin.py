@@ -13,7 +13,7 @@ from fabric.telemetry.metrics import Metrics
 from protos.deepinfer.v1 import kvstore_admin_pb2 as pb
 from protos.deepinfer.v1 import kvstore_admin_pb2_grpc as rpc
 from services.kvstore import admin_wire as wire
-from services.kvstore.catalog import Catalog, Entry
+from services.kvstore.catalog import Catalog, Entry, Filter
 from services.kvstore.index import Tier
 from services.kvstore.offers import KEY_BYTES
 from services.kvstore.store import Store
@@ -43,7 +43,11 @@ class KvStoreAdminServicer(rpc.KvStoreAdminServiceServicer):
         self._upkeep = Upkeep(store.tiers, self._catalog, store.damaged)
 
     async def ListRecords(self, request: pb.ListRecordsRequest, context: Any) -> None:
-        pages = self._catalog.pages(wire.unpack_filter(request.filter), request.limit)
+        wanted = wire.unpack_filter(request.filter)
+        if request.ends:
+            await self._list_ends(request, wanted, context)
+            return
+        pages = self._catalog.pages(wanted, request.limit)
         async with aclosing(pages):  # type: ignore[type-var]  # declared as an iterator, is a generator
             async for page in pages:
                 records = [await self._told(entry, request.with_tokens) for entry in page]
@@ -99,6 +103,14 @@ class KvStoreAdminServicer(rpc.KvStoreAdminServiceServicer):
                     identity.layout_fingerprint,
                 )
             await context.write(message)
+
+    async def _list_ends(self, request: pb.ListRecordsRequest, wanted: Filter, context: Any) -> None:
+        ends = self._catalog.ends(wanted, request.limit)
+        async with aclosing(ends):  # type: ignore[type-var]  # as above
+            async for entry, prefix in ends:
+                told = await self._told(entry, request.with_tokens)
+                told.prefix.CopyFrom(pb.PrefixSize(blocks=prefix.blocks, bytes=prefix.bytes, cut=prefix.cut))
+                await context.write(pb.ListRecordsResponse(records=[told]))
 
     async def _told(self, entry: Entry, with_tokens: bool) -> pb.RecordEntry:
         description = await self._catalog.describe(entry.id) if with_tokens else None

@@ -71,6 +71,15 @@ class Description:
     stored_at: float | None  # unix seconds, where it lies on disk alone
 
 
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """How much of a prefix is here, back from its end; `cut`: not from its start."""
+
+    blocks: int
+    bytes: int
+    cut: bool
+
+
 class Catalog:
     """Looks at both tiers, uses nothing. `now` tells unix seconds."""
 
@@ -109,6 +118,24 @@ class Catalog:
                 return
             await asyncio.sleep(0)
 
+    async def ends(self, wanted: Filter, limit: int = 0) -> AsyncIterator[tuple[Entry, Prefix]]:
+        """Blocks that no other one here continues, of those that a filter means; all parents are read before."""
+        held: dict[bytes, tuple[bytes, int]] = {}  # parent and bytes of each block
+        for number, name in enumerate(await self.ids(Filter(kind=RecordKind.BLOCK))):
+            found = await self.describe(name)
+            if found is not None:
+                held[name.key] = found.record.parent, found.record.size
+            if number % PAGE_RECORDS == 0:
+                await asyncio.sleep(0)
+        continued, told = {parent for parent, _ in held.values()}, 0
+        for key in held:
+            entry = None if key in continued else self.entry(RecordId(RecordKind.BLOCK, key))
+            if entry is not None and wanted.matches(entry):
+                yield entry, _prefix(key, held)
+                told += 1
+                if told == limit:
+                    return
+
     async def describe(self, record: RecordId) -> Description | None:
         """What the record says of itself, from the disk where it is there alone; None where it left or is damaged."""
         here = self._tiers.dram.by_id(record)
@@ -136,6 +163,14 @@ class Catalog:
             key = found.record.parent
         anchor = await self.describe(RecordId(RecordKind.ANCHOR, blocks[0].id.key)) if blocks else None
         return [*reversed(blocks), *([anchor.record] if anchor is not None else [])]
+
+
+def _prefix(key: bytes, held: dict[bytes, tuple[bytes, int]]) -> Prefix:
+    blocks = size = 0
+    while key in held:
+        key, nbytes = held[key]
+        blocks, size = blocks + 1, size + nbytes
+    return Prefix(blocks, size, key != ROOT)
 
 
 def _sorted(held: set[RecordId], wanted: Filter) -> list[RecordId]:

@@ -35,7 +35,7 @@ class RecordFilter(_message.Message):
     def __init__(self, key_prefix: _Optional[str] = ..., kind: _Optional[_Union[_kvstore_pb2.RecordKind, str]] = ..., tier: _Optional[_Union[RecordTier, str]] = ..., retention: _Optional[_Union[_common_pb2.RetentionClass, str]] = ..., owner: _Optional[str] = ..., idle_ms: _Optional[int] = ...) -> None: ...
 
 class RecordEntry(_message.Message):
-    __slots__ = ("kind", "key", "tiers", "size", "age_ms", "idle_ms", "retention", "owner", "token_ids", "parent_key")
+    __slots__ = ("kind", "key", "tiers", "size", "age_ms", "idle_ms", "retention", "owner", "token_ids", "parent_key", "prefix")
     KIND_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class RecordEntry(_message.Message):
     OWNER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PARENT_KEY_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
     kind: _kvstore_pb2.RecordKind
     key: bytes
     tiers: _containers.RepeatedScalarFieldContainer[RecordTier]
@@ -56,17 +57,30 @@ class RecordEntry(_message.Message):
     owner: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     parent_key: bytes
-    def __init__(self, kind: _Optional[_Union[_kvstore_pb2.RecordKind, str]] = ..., key: _Optional[bytes] = ..., tiers: _Optional[_Iterable[_Union[RecordTier, str]]] = ..., size: _Optional[int] = ..., age_ms: _Optional[int] = ..., idle_ms: _Optional[int] = ..., retention: _Optional[_Union[_common_pb2.RetentionClass, str]] = ..., owner: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., parent_key: _Optional[bytes] = ...) -> None: ...
+    prefix: PrefixSize
+    def __init__(self, kind: _Optional[_Union[_kvstore_pb2.RecordKind, str]] = ..., key: _Optional[bytes] = ..., tiers: _Optional[_Iterable[_Union[RecordTier, str]]] = ..., size: _Optional[int] = ..., age_ms: _Optional[int] = ..., idle_ms: _Optional[int] = ..., retention: _Optional[_Union[_common_pb2.RetentionClass, str]] = ..., owner: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., parent_key: _Optional[bytes] = ..., prefix: _Optional[_Union[PrefixSize, _Mapping]] = ...) -> None: ...
+
+class PrefixSize(_message.Message):
+    __slots__ = ("blocks", "bytes", "cut")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    bytes: int
+    cut: bool
+    def __init__(self, blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., cut: _Optional[bool] = ...) -> None: ...
 
 class ListRecordsRequest(_message.Message):
-    __slots__ = ("filter", "limit", "with_tokens")
+    __slots__ = ("filter", "limit", "with_tokens", "ends")
     FILTER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     WITH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
     filter: RecordFilter
     limit: int
     with_tokens: bool
-    def __init__(self, filter: _Optional[_Union[RecordFilter, _Mapping]] = ..., limit: _Optional[int] = ..., with_tokens: _Optional[bool] = ...) -> None: ...
+    ends: bool
+    def __init__(self, filter: _Optional[_Union[RecordFilter, _Mapping]] = ..., limit: _Optional[int] = ..., with_tokens: _Optional[bool] = ..., ends: _Optional[bool] = ...) -> None: ...
 
 class ListRecordsResponse(_message.Message):
     __slots__ = ("records",)

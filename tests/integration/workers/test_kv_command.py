@@ -103,6 +103,19 @@ async def test_tokens_and_parents_come_only_where_they_are_asked_for_from_either
         assert {each["parent"] for each in told.values()} <= {ROOT.hex(), *told}
 
 
+async def test_prefixes_are_told_by_their_ends_and_what_nobody_can_use_is_marked(model: Path, oracle: Oracle) -> None:
+    async with filled(model, oracle) as stack:
+        dram, key = tiers(stack).dram, last_key(stack)
+        blocks = [dram.by_id(record) for record in dram.ids if record.kind is RecordKind.BLOCK]
+        whole = {"blocks": len(blocks), "bytes": sum(block.size for block in blocks), "cut": False}
+        (told,) = listed(await command(stack, "list", "--prefixes", "--json"))
+        assert (told["key"], told["prefix"]) == (key.hex(), whole)
+        dram.drop(next(block for block in blocks if block.parent == ROOT))
+        (told,) = listed(await command(stack, "list", "--prefixes", "--json"))
+        assert told["prefix"]["cut"] and told["prefix"]["blocks"] == len(blocks) - 1
+        assert "its start is missing" in (await command(stack, "list", "--prefixes")).output
+
+
 async def test_stat_counts_both_tiers_and_what_was_looked_up(model: Path, oracle: Oracle, tmp_path: Path) -> None:
     async with filled(model, oracle, nvme_dir=tmp_path) as stack:
         output = (await command(stack, "stat")).output
