@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import asdict
 from typing import Any
 
 from starlette.responses import Response
@@ -46,8 +48,8 @@ class ChatExchange(Response):
         deadline.enter(self._timeout_s)
         reply.request_id = job.request_id
         try:
-            async with asyncio.timeout(self._timeout_s), self._front.answer(tenant, job, "http_chat") as updates:
-                await (reply.stream(updates) if job.stream else reply.whole(updates))
+            async with asyncio.timeout(self._timeout_s):
+                await self._do(tenant, job, reply)
         except TimeoutError as error:
             raise DeadlineExceeded(f"not done after {self._timeout_s:.3g} s", fix="ask for fewer tokens") from error
         except ServiceError:
@@ -55,6 +57,18 @@ class ChatExchange(Response):
         except Exception as error:
             _log.error("defect", error=type(error).__name__, frames=logs.frames(error), request_id=job.request_id)
             raise Internal(f"internal error; the log has it under request id {job.request_id}") from error
+
+    async def _do(self, tenant: Tenant, job: Job, reply: _Reply) -> None:
+        async with self._front.answer(tenant, job, "http_chat") as updates:
+            await (reply.stream(updates) if job.stream else reply.whole(updates))
+
+
+class PrefetchExchange(ChatExchange):
+    """The same body, but nothing is generated: what is kept of its prompt is brought to memory."""
+
+    async def _do(self, tenant: Tenant, job: Job, reply: _Reply) -> None:
+        found = await self._front.prefetch(tenant, job, "http_prefetch")
+        await reply.plain({"id": job.request_id, "object": "prefetch", "model": job.model, **asdict(found)})
 
 
 class _Reply:
@@ -80,6 +94,12 @@ class _Reply:
         body = b""
         async for update in updates:
             body += b"".join(event.wire for event in update.events)
+        await self._start(200, _JSON | {"content-length": str(len(body))})
+        await self._write(body, more=False)
+
+    async def plain(self, value: dict[str, Any]) -> None:
+        """One JSON object."""
+        body = json.dumps(value).encode()
         await self._start(200, _JSON | {"content-length": str(len(body))})
         await self._write(body, more=False)
 

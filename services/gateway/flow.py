@@ -12,13 +12,14 @@ from fabric.errors import DeadlineExceeded, Internal, InvalidArgument, ServiceEr
 from protos.deepinfer.v1 import decode_pb2, prefill_pb2, recipe_pb2
 from services.gateway import prompts
 from services.gateway.handoff import Cleaner, Handoff
-from services.gateway.job import Finish, Job, ModelLimits, Prompt, Update
+from services.gateway.job import Finish, Job, ModelLimits, Prefetched, Prompt, Update
 from services.gateway.ledger import Ledger
 from services.gateway.lives import Lives, Observe
 from services.gateway.narrator import Narrator
 from services.gateway.openings import Openings
 from services.gateway.recipes import Recipes
 from services.gateway.recovery import Bounds, Recovery, RetryBudget
+from services.gateway.router import Demand
 from services.gateway.source import Source
 from services.gateway.tap import Batch, Tap
 from services.gateway.workers import Workers
@@ -78,6 +79,30 @@ class Conductor:
             opening = await self._open(prompt, narrator, lives)
             first = await self._first(opening, narrator)
             yield self._updates(replace(first, prompt_logprobs=opening.done.prompt_logprobs), opening, narrator)
+
+    async def prefetch(self, job: Job) -> Prefetched:
+        """Has the kvstore bring up what it holds of the job's prompt. Generates nothing.
+
+        Raises:
+            ServiceError: the request itself could not be answered now, or never.
+        """
+        self._budget.request()
+        with ExitStack() as stack:
+            recipes = Recipes(job.model, job.request_id, self._workers, self._recovery(), self._observe)
+            stack.callback(recipes.close)
+            recipes.open()
+            prompt = await self._prepare(job, recipes)
+        if not job.use_cache:
+            return Prefetched(len(prompt.token_ids), 0, 0)
+        demand = Demand(job.model, prompt.token_ids, prompt.max_total_tokens, prompt.salt(job))
+        chosen = self._workers.choose(demand, frozenset())
+        try:
+            scope = prompt.scope(job)
+            request = prefill_pb2.PrefillServicePrefetchRequest(token_ids=prompt.token_ids, salt=job.salt, scope=scope)
+            found = await chosen.prefill.prefetch(request, job.request_id)
+        finally:
+            chosen.settle()
+        return Prefetched(len(prompt.token_ids), found.held_tokens, found.rising_tokens)
 
     def _recovery(self) -> Recovery:
         return Recovery(self._budget, self._bounds, self._random)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from fabric.errors import ServiceError
@@ -13,7 +13,7 @@ from fabric.telemetry import logs
 from services.gateway.admission import Admission
 from services.gateway.flow import Conductor
 from services.gateway.intake import Stamp
-from services.gateway.job import Finish, Job, Update
+from services.gateway.job import Finish, Job, Prefetched, Update
 from services.gateway.meters import Meters
 from services.gateway.tenants import Tenant, Tenants
 
@@ -60,11 +60,26 @@ class Front:
         Raises:
             ServiceError: refused, or failed before the first token.
         """
+        with self._traced(job, surface) as trace:
+            async with self._admission.admit(tenant.name), self._conductor.answer(job) as updates:
+                yield self._observed(updates, surface, trace)
+
+    async def prefetch(self, tenant: Tenant, job: Job, surface: str) -> Prefetched:
+        """Has what is kept of the job's prompt brought to memory, before the job itself comes.
+
+        Raises:
+            ServiceError: refused, or the job could not be answered either.
+        """
+        with self._traced(job, surface):
+            async with self._admission.admit(tenant.name):
+                return await self._conductor.prefetch(job)
+
+    @contextmanager
+    def _traced(self, job: Job, surface: str) -> Iterator[_Trace]:
         now = self._clock()
         trace = _Trace(now, now)
         try:
-            async with self._admission.admit(tenant.name), self._conductor.answer(job) as updates:
-                yield self._observed(updates, surface, trace)
+            yield trace
         except ServiceError as error:
             trace.code = error.code
             raise

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from contextvars import Context
 from typing import Any
 
-from fabric import failpoints, wire
+from fabric import failpoints
 from fabric.errors import DeadlineExceeded, Internal, ServiceError, Unavailable
 from fabric.telemetry import logs
 from protos.deepinfer.v1 import common_pb2, decode_pb2, prefill_pb2
@@ -194,22 +194,16 @@ class Handoff:
             use_cache=self._job.use_cache,
             writer=chosen.writer,
             epoch=chosen.decode_epoch,
-            scope=self._scope(),
+            scope=self._prompt.scope(self._job),
         )
 
     def _prefill_start(self) -> prefill_pb2.PrefillStart:
+        scope = self._prompt.scope(self._job)
         start = prefill_pb2.PrefillStart(
-            request_id=self._id, salt=self._job.salt, use_cache=self._job.use_cache, scope=self._scope()
+            request_id=self._id, salt=self._job.salt, use_cache=self._job.use_cache, scope=scope
         )
         self._passage.pack(start)
         return start
-
-    def _scope(self) -> common_pb2.CacheScope:
-        keeping, shared = self._job.keeping, self._prompt.shared
-        scope = common_pb2.CacheScope(owner=keeping.owner, retention=wire.pack_retention(keeping.retention))
-        if shared is not None:
-            scope.region_tokens, scope.region_salt = shared.tokens, shared.salt
-        return scope
 
     def _generate_start(self) -> decode_pb2.DecodeServiceGenerateRequest:
         start = decode_pb2.DecodeServiceGenerateRequest(ticket_id=self._held().id, request_id=self._id)

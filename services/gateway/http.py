@@ -14,7 +14,7 @@ from fabric.errors import InvalidArgument, NotFound, ServiceError, Unavailable
 from protos.deepinfer.v1 import gateway_pb2
 from services.gateway import http_errors
 from services.gateway.chat_body import ChatBody
-from services.gateway.exchange import ChatExchange
+from services.gateway.exchange import ChatExchange, PrefetchExchange
 from services.gateway.front import Front
 from services.gateway.pool import Pool
 from services.gateway.settings import GatewaySettings
@@ -33,6 +33,11 @@ def create_app(
     async def chat_completions() -> Response:
         """Answers a conversation, streaming or whole."""
         return ChatExchange(front, settings.max_body_bytes, settings.request_timeout_s)
+
+    @app.post("/v1/prefetch", openapi_extra=schema, response_class=Response)
+    async def prefetch() -> Response:
+        """Says that a conversation will go on soon: what is kept of it is brought to memory."""
+        return PrefetchExchange(front, settings.max_body_bytes, settings.request_timeout_s)
 
     _add_models(app, front, pool)
     _add_operations(app, pool, registry, version)

@@ -128,6 +128,17 @@ def generate_from_message(request: gateway_pb2.GatewayServiceGenerateRequest, st
     )
 
 
+def prefetch_from_message(request: gateway_pb2.GatewayServicePrefetchRequest, stamp: Stamp) -> Job:
+    """The job of the request that will come. Raises InvalidArgument where it is missing, or is none."""
+    match request.WhichOneof("request"):
+        case "chat":
+            return chat_from_message(request.chat, stamp)
+        case "generate":
+            return generate_from_message(request.generate, stamp)
+        case _:
+            raise InvalidArgument("no request is named", field="request", fix="set chat or generate")
+
+
 def _retention_of_chat(tools: bool) -> RetentionClass:
     """With tools it is an agent's."""
     return RetentionClass.AGENT if tools else RetentionClass.CHAT

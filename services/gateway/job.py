@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine.prefix import RegionSalt, Salt
 from engine.sampling.params import SamplingParams
+from fabric import wire
 from fabric.retention import UNOWNED, Keeping
 from protos.deepinfer.v1 import common_pb2, recipe_pb2
 from services.gateway.openings import Shared
@@ -66,6 +67,14 @@ class Prompt:
     def max_total_tokens(self) -> int:
         return len(self.token_ids) + self.sampling.max_tokens
 
+    def scope(self, job: Job) -> common_pb2.CacheScope:
+        """Whose the prompt's blocks are and how long they are kept, as workers are told."""
+        keeping, shared = job.keeping, self.shared
+        scope = common_pb2.CacheScope(owner=keeping.owner, retention=wire.pack_retention(keeping.retention))
+        if shared is not None:
+            scope.region_tokens, scope.region_salt = shared.tokens, shared.salt
+        return scope
+
     def salt(self, job: Job) -> Salt:
         """What the prompt's block keys are made with."""
         return job.salt if self.shared is None else RegionSalt(job.salt, self.shared.salt, self.shared.tokens)
@@ -78,6 +87,15 @@ class Finish:
     reason: common_pb2.FinishReason
     stop: str
     usage: common_pb2.Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """What a hint found: tokens of the prompt, of these kept in a cache, and of these on their way to memory."""
+
+    prompt_tokens: int
+    held_tokens: int
+    rising_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,10 @@ class Prefill(Protocol):
 
     def prefill(self, request_id: str) -> PrefillStream: ...
 
+    async def prefetch(
+        self, request: prefill_pb2.PrefillServicePrefetchRequest, request_id: str
+    ) -> prefill_pb2.PrefillServicePrefetchResponse: ...
+
 
 class Decode(Protocol):
     """Generates tokens."""
@@ -64,6 +68,12 @@ class GrpcPrefill:
 
     def prefill(self, request_id: str) -> PrefillStream:
         return rpc.duplex(self._stub.Prefill, request_id)
+
+    async def prefetch(
+        self, request: prefill_pb2.PrefillServicePrefetchRequest, request_id: str
+    ) -> prefill_pb2.PrefillServicePrefetchResponse:
+        reply: prefill_pb2.PrefillServicePrefetchResponse = await rpc.unary(self._stub.Prefetch, request, request_id)
+        return reply
 
 
 class GrpcDecode:

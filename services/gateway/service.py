@@ -16,7 +16,7 @@ Context = Any  # grpc.aio.ServicerContext
 
 
 class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
-    """Generate, Chat, ListModels."""
+    """Generate, Chat, Prefetch, ListModels."""
 
     def __init__(self, front: Front, pool: Pool) -> None:
         self._front, self._pool = front, pool
@@ -36,6 +36,19 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         async with self._front.answer(tenant, job, "grpc_chat") as updates:
             async for update in updates:
                 yield _said(job.request_id, update)
+
+    async def Prefetch(
+        self, request: gateway_pb2.GatewayServicePrefetchRequest, context: Context
+    ) -> gateway_pb2.GatewayServicePrefetchResponse:
+        tenant = self._tenant(context)
+        job = intake.prefetch_from_message(request, self._front.stamp(tenant, "pre-"))
+        found = await self._front.prefetch(tenant, job, "grpc_prefetch")
+        return gateway_pb2.GatewayServicePrefetchResponse(
+            request_id=job.request_id,
+            prompt_tokens=found.prompt_tokens,
+            held_tokens=found.held_tokens,
+            rising_tokens=found.rising_tokens,
+        )
 
     async def ListModels(self, request: gateway_pb2.ListModelsRequest, context: Context) -> Any:
         self._tenant(context)

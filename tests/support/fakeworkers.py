@@ -169,6 +169,12 @@ class FakePrefill(_Worker, prefill_pb2_grpc.PrefillServiceServicer):
         async for status in self.statuses():
             yield prefill_pb2.PrefillServiceWatchResponse(status=status)
 
+    async def Prefetch(self, request: Any, context: Any) -> prefill_pb2.PrefillServicePrefetchResponse:
+        async with self.watched.call(request):
+            await self.script.phase("prefetch")
+            held = len(request.token_ids) - 1
+            return prefill_pb2.PrefillServicePrefetchResponse(held_tokens=held, rising_tokens=held // 2)
+
     async def Prefill(self, messages: Any, context: Any) -> None:
         start = (await anext(messages)).start
         inbound = Inbound(messages)

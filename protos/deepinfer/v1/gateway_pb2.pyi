@@ -139,6 +139,26 @@ class ChatResponse(_message.Message):
     finish: Finish
     def __init__(self, request_id: _Optional[str] = ..., reasoning: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCallPart, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
 
+class GatewayServicePrefetchRequest(_message.Message):
+    __slots__ = ("chat", "generate")
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    GENERATE_FIELD_NUMBER: _ClassVar[int]
+    chat: ChatRequest
+    generate: GatewayServiceGenerateRequest
+    def __init__(self, chat: _Optional[_Union[ChatRequest, _Mapping]] = ..., generate: _Optional[_Union[GatewayServiceGenerateRequest, _Mapping]] = ...) -> None: ...
+
+class GatewayServicePrefetchResponse(_message.Message):
+    __slots__ = ("request_id", "prompt_tokens", "held_tokens", "rising_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RISING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    prompt_tokens: int
+    held_tokens: int
+    rising_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., held_tokens: _Optional[int] = ..., rising_tokens: _Optional[int] = ...) -> None: ...
+
 class ListModelsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

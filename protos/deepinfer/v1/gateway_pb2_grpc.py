@@ -44,6 +44,11 @@ class GatewayServiceStub:
                 request_serializer=deepinfer_dot_v1_dot_gateway__pb2.ChatRequest.SerializeToString,
                 response_deserializer=deepinfer_dot_v1_dot_gateway__pb2.ChatResponse.FromString,
                 _registered_method=True)
+        self.Prefetch = channel.unary_unary(
+                '/deepinfer.v1.GatewayService/Prefetch',
+                request_serializer=deepinfer_dot_v1_dot_gateway__pb2.GatewayServicePrefetchRequest.SerializeToString,
+                response_deserializer=deepinfer_dot_v1_dot_gateway__pb2.GatewayServicePrefetchResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/deepinfer.v1.GatewayService/ListModels',
                 request_serializer=deepinfer_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
@@ -68,6 +73,13 @@ class GatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prefetch(self, request, context):
+        """Says that a request will come soon: what is kept of its prompt is brought to memory. Generates nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -86,6 +98,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.Chat,
                     request_deserializer=deepinfer_dot_v1_dot_gateway__pb2.ChatRequest.FromString,
                     response_serializer=deepinfer_dot_v1_dot_gateway__pb2.ChatResponse.SerializeToString,
+            ),
+            'Prefetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prefetch,
+                    request_deserializer=deepinfer_dot_v1_dot_gateway__pb2.GatewayServicePrefetchRequest.FromString,
+                    response_serializer=deepinfer_dot_v1_dot_gateway__pb2.GatewayServicePrefetchResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -147,6 +164,33 @@ class GatewayService:
             '/deepinfer.v1.GatewayService/Chat',
             deepinfer_dot_v1_dot_gateway__pb2.ChatRequest.SerializeToString,
             deepinfer_dot_v1_dot_gateway__pb2.ChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prefetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deepinfer.v1.GatewayService/Prefetch',
+            deepinfer_dot_v1_dot_gateway__pb2.GatewayServicePrefetchRequest.SerializeToString,
+            deepinfer_dot_v1_dot_gateway__pb2.GatewayServicePrefetchResponse.FromString,
             options,
             channel_credentials,
             insecure,
