@@ -183,6 +183,11 @@ class Store:
         """Softly protects records from eviction, within the budgets of the tier. Returns how many, and bytes."""
         return self.tier.retain(keys, keep_s, budget_bytes, owner)
 
+    def damaged(self, record: Record) -> None:
+        """Counts and forgets a record of DRAM whose bytes are no longer as they were sealed."""
+        self._metrics.corrupt()
+        self.tier.drop(record)
+
     def _parents(self, offer: Offer) -> list[Record]:
         """Records here that the offer continues: they must not be evicted to make room for it."""
         needed = [needed_by(record) for record in offer.records]
@@ -194,9 +199,8 @@ class Store:
         return next((at for at, record in enumerate(records) if not self.tier.is_intact(record)), len(records))
 
     def _corrupt(self, record: Record) -> None:
-        self._metrics.corrupt()
         self._metrics.miss("corrupt")
-        self.tier.drop(record)
+        self.damaged(record)
 
     def _pieces(self, records: Sequence[Record], extents: Sequence[Extent]) -> list[Piece]:
         """The extents of `records`, as they are named in `extents`, where they lie in the tier."""
