@@ -21,7 +21,9 @@ from fabric.telemetry.metrics import Metrics
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import kvstore_pb2 as pb
 from protos.deepinfer.v1 import kvstore_pb2_grpc as rpc
+from protos.deepinfer.v1.kvstore_admin_pb2_grpc import add_KvStoreAdminServiceServicer_to_server
 from services.kvstore import wire
+from services.kvstore.admin import About, KvStoreAdminServicer
 from services.kvstore.announcer import Announcer, Pace
 from services.kvstore.fill import Filling
 from services.kvstore.hints import Hints
@@ -123,8 +125,12 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
             await stack.enter_async_context(background(nvme.run(), "nvme"))
         await stack.enter_async_context(background(store.tiers.run(), "idle"))
         await stack.enter_async_context(background(store.follow(), "notices"))
+        admin = KvStoreAdminServicer(About(identity, settings.transport, metrics, time.monotonic()), store)
         yield Service(
-            servicers=[(rpc.add_KvStoreServiceServicer_to_server, KvStoreServicer(identity, store, link, settings))],
+            servicers=[
+                (rpc.add_KvStoreServiceServicer_to_server, KvStoreServicer(identity, store, link, settings)),
+                (add_KvStoreAdminServiceServicer_to_server, admin),
+            ],
             progress=Progress(),
             members=MemberInfo(
                 "kvstore", identity.instance, "", identity.epoch, capacity={"bytes": store.tier.capacity}
