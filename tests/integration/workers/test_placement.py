@@ -11,7 +11,9 @@ from typing import Any
 
 from engine.prefix import PrefixIdentity, block_keys
 from engine.sampling.params import SamplingParams
+from fabric.discovery import MemberInfo, open_discovery
 from services.kvstore import service as kvstore_service
+from services.kvstore.index import Tier
 from services.kvstore.settings import KvStoreSettings
 from services.worker.stores import claim
 from tests.support.oracle import Oracle
@@ -24,11 +26,15 @@ LONGER = [*TOKENS, *(5 + index % 300 for index in range(300))]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
 
-def first_key(stack: Stack) -> bytes:
+def prefix_keys(stack: Stack, tokens: list[int]) -> list[bytes]:
     model = stack.engine("prefill").model
     layout = model.layout
     identity = PrefixIdentity(model.revision, layout.fingerprint, "exact", layout.block_tokens)
-    return block_keys(b"tenant", TOKENS, identity)[0]
+    return block_keys(b"tenant", tokens, identity)
+
+
+def first_key(stack: Stack) -> bytes:
+    return prefix_keys(stack, TOKENS)[0]
 
 
 def weaker_and_stronger(key: bytes) -> tuple[str, str]:
@@ -41,7 +47,7 @@ class Stores:
     """Workers and kvstores that share one discovery and one Redis."""
 
     def __init__(self, stack: Stack, settings: dict[str, Any]) -> None:
-        self.stack, self._settings = stack, settings
+        self.stack, self._settings, self.discovery = stack, settings, settings["discovery"]
 
     async def start(self, name: str, **settings: Any) -> None:
         """Returns once prefill knows it."""
@@ -150,3 +156,19 @@ async def test_losing_one_store_loses_its_hits_and_the_next_one_takes_its_prefix
         await stores.stop(newer)
         assert await stores.asked(oracle, TOKENS) == 0
         assert await stores.asked(oracle, TOKENS) == WHOLE
+
+
+async def test_a_hint_to_one_that_does_not_answer_costs_what_it_had_alone(
+    model: Path, oracle: Oracle, tmp_path: Path
+) -> None:
+    async with several_stores(model, tmp_path) as stores:
+        ghost, home = weaker_and_stronger(first_key(stores.stack))
+        await stores.start(home)
+        assert await stores.asked(oracle, TOKENS) == 0
+        store = stores.stack.running[home].servicer.store
+        index = store._hints._index
+        await index.mark(ghost, "run", 60.0)
+        await index.publish(dict.fromkeys(prefix_keys(stores.stack, LONGER), Tier.DRAM), ghost)
+        async with open_discovery(stores.discovery).register(MemberInfo("kvstore", ghost, "127.0.0.1:1", 1)):
+            assert await stores.asked(oracle, LONGER) == WHOLE
+        assert stores.metric("prefill", "prefill_store_hints_total", result="stale") == 1
