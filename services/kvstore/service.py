@@ -62,7 +62,8 @@ class KvStoreServicer(rpc.KvStoreServiceServicer):
         )
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
-        found = await self.store.lookup(wire.unpack_names(request.blocks), wire.unpack_identity(request))
+        names, identity = wire.unpack_names(request.blocks), wire.unpack_identity(request)
+        found = await self.store.lookup(names, identity, request.anchor)
         return pb.LookupResponse(
             blocks_held=found.held.blocks,
             anchor_blocks=found.held.anchored,

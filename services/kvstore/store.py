@@ -87,13 +87,14 @@ class Store:
             if told is not None and told.last and told.handoff_id not in self._awaited:
                 self._landings.release(told.handoff_id, Writer.FINISHED)
 
-    async def lookup(self, names: Sequence[BlockName], identity: Identity) -> Lookup:
-        """How far a prefix is held here, and who holds what follows."""
+    async def lookup(self, names: Sequence[BlockName], identity: Identity, anchor: bool) -> Lookup:
+        """How far a prefix is held here, and who holds what follows. With `anchor` it is of use up to the last one."""
         held = self.tiers.lookup(names, identity)
-        if held.anchored:
-            self._metrics.hit(held.anchored)
-        if held.anchored < len(names):
-            self._metrics.miss("no_anchor" if held.blocks > held.anchored else "absent")
+        usable = held.anchored if anchor else held.blocks
+        if usable:
+            self._metrics.hit(usable)
+        if usable < len(names):
+            self._metrics.miss("no_anchor" if held.blocks > usable else "absent")
         other, blocks = await self._hints.elsewhere([name.key for name in names[held.blocks :]])
         return Lookup(held, other, blocks)
 

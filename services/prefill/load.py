@@ -115,7 +115,10 @@ class Loader:
     async def _lookup(self, store: Store, names: Sequence[pb.BlockName]) -> pb.LookupResponse:
         model = self._engine.engine.model
         request = pb.LookupRequest(
-            blocks=names, model_revision=model.revision, layout_fingerprint=model.layout.fingerprint
+            blocks=names,
+            model_revision=model.revision,
+            layout_fingerprint=model.layout.fingerprint,
+            anchor=model.layout.anchored,
         )
         with self._stores.asking(store):
             reply: pb.LookupResponse = await call(store.stub.Lookup, request, timeout_s=_ANSWER_SHARE * self._timeout_s)

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from protos.deepinfer.v1 import common_pb2 as deepinfer_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64\x65\x65pinfer/v1/kvstore.proto\x12\x0c\x64\x65\x65pinfer.v1\x1a\x19\x64\x65\x65pinfer/v1/common.proto\"\x1b\n\x19KvStoreServiceInfoRequest\"\xf2\x01\n\x1aKvStoreServiceInfoResponse\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\x12\x12\n\nused_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07records\x18\x05 \x01(\x04\x12\x18\n\x10max_record_bytes\x18\x06 \x01(\x04\x12\x15\n\rlanding_bytes\x18\x07 \x01(\x04\x12\x16\n\x0etransport_lane\x18\x08 \x01(\t\x12-\n\x0b\x64igest_kind\x18\t \x01(\x0e\x32\x18.deepinfer.v1.DigestKind\"+\n\tBlockName\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"l\n\rLookupRequest\x12\'\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x17.deepinfer.v1.BlockName\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x03 \x01(\t\"j\n\x0eLookupResponse\x12\x13\n\x0b\x62locks_held\x18\x01 \x01(\r\x12\x15\n\ranchor_blocks\x18\x02 \x01(\r\x12\x16\n\x0eother_instance\x18\x03 \x01(\t\x12\x14\n\x0cother_blocks\x18\x04 \x01(\r\"\xca\x01\n\nGetRequest\x12\'\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x17.deepinfer.v1.BlockName\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x0e\n\x06\x61nchor\x18\x03 \x01(\x08\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x05 \x01(\t\x12&\n\x07landing\x18\x06 \x01(\x0b\x32\x15.deepinfer.v1.Landing\x12\x12\n\nparent_key\x18\x07 \x01(\x0c\"\x83\x01\n\x0bGetResponse\x12%\n\x07\x65xtents\x18\x01 \x03(\x0b\x32\x14.deepinfer.v1.Extent\x12-\n\x0b\x64igest_kind\x18\x02 \x01(\x0e\x32\x18.deepinfer.v1.DigestKind\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\x08\"k\n\nPutRequest\x12\'\n\x05offer\x18\x01 \x01(\x0b\x32\x16.deepinfer.v1.PutOfferH\x00\x12)\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x17.deepinfer.v1.PutCommitH\x00\x42\t\n\x07message\"\xb4\x01\n\x08PutOffer\x12*\n\x07records\x18\x01 \x03(\x0b\x32\x19.deepinfer.v1.RecordOffer\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12$\n\x06layout\x18\x03 \x01(\x0b\x32\x14.deepinfer.v1.Layout\x12/\n\tretention\x18\x04 \x01(\x0e\x32\x1c.deepinfer.v1.RetentionClass\x12\r\n\x05owner\x18\x05 \x01(\x0c\"~\n\x0bRecordOffer\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.deepinfer.v1.RecordKind\x12%\n\x04name\x18\x02 \x01(\x0b\x32\x17.deepinfer.v1.BlockName\x12\x12\n\nparent_key\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\"e\n\tPutCommit\x12)\n\x07records\x18\x01 \x03(\x0b\x32\x18.deepinfer.v1.ExtentList\x12-\n\x0b\x64igest_kind\x18\x02 \x01(\x0e\x32\x18.deepinfer.v1.DigestKind\"r\n\x0bPutResponse\x12\'\n\x05grant\x18\x01 \x01(\x0b\x32\x16.deepinfer.v1.PutGrantH\x00\x12/\n\tcommitted\x18\x02 \x01(\x0b\x32\x1a.deepinfer.v1.PutCommittedH\x00\x42\t\n\x07message\"k\n\x08PutGrant\x12\x0e\n\x06wanted\x18\x01 \x03(\r\x12&\n\x07landing\x18\x02 \x01(\x0b\x32\x15.deepinfer.v1.Landing\x12\x0f\n\x07offsets\x18\x03 \x03(\x04\x12\x16\n\x0eother_instance\x18\x04 \x01(\t\"0\n\x0cPutCommitted\x12\x0e\n\x06stored\x18\x01 \x01(\r\x12\x10\n\x08rejected\x18\x02 \x01(\r\"~\n\x0fPrefetchRequest\x12\'\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x17.deepinfer.v1.BlockName\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x03 \x01(\t\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\x08\"V\n\x10PrefetchResponse\x12\x13\n\x0b\x62locks_held\x18\x01 \x01(\r\x12\x15\n\rblocks_rising\x18\x02 \x01(\r\x12\x16\n\x0eother_instance\x18\x03 \x01(\t\"\x84\x01\n\rRetainRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12/\n\tretention\x18\x02 \x01(\x0e\x32\x1c.deepinfer.v1.RetentionClass\x12\x0f\n\x07keep_ms\x18\x03 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x04\x12\r\n\x05owner\x18\x05 \x01(\x0c\"1\n\x0eRetainResponse\x12\x10\n\x08retained\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\x91\x02\n\rSegmentHeader\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.deepinfer.v1.RecordKind\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x12\n\nparent_key\x18\x03 \x01(\x0c\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x05 \x01(\t\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\x12)\n\x07\x65xtents\x18\x07 \x01(\x0b\x32\x18.deepinfer.v1.ExtentList\x12\x14\n\x0cstored_at_ms\x18\x08 \x01(\x04\x12/\n\tretention\x18\t \x01(\x0e\x32\x1c.deepinfer.v1.RetentionClass*X\n\nRecordKind\x12\x1b\n\x17RECORD_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11RECORD_KIND_BLOCK\x10\x01\x12\x16\n\x12RECORD_KIND_ANCHOR\x10\x02\x32\xbc\x03\n\x0eKvStoreService\x12Y\n\x04Info\x12\'.deepinfer.v1.KvStoreServiceInfoRequest\x1a(.deepinfer.v1.KvStoreServiceInfoResponse\x12\x43\n\x06Lookup\x12\x1b.deepinfer.v1.LookupRequest\x1a\x1c.deepinfer.v1.LookupResponse\x12:\n\x03Get\x12\x18.deepinfer.v1.GetRequest\x1a\x19.deepinfer.v1.GetResponse\x12>\n\x03Put\x12\x18.deepinfer.v1.PutRequest\x1a\x19.deepinfer.v1.PutResponse(\x01\x30\x01\x12\x43\n\x06Retain\x12\x1b.deepinfer.v1.RetainRequest\x1a\x1c.deepinfer.v1.RetainResponse\x12I\n\x08Prefetch\x12\x1d.deepinfer.v1.PrefetchRequest\x1a\x1e.deepinfer.v1.PrefetchResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64\x65\x65pinfer/v1/kvstore.proto\x12\x0c\x64\x65\x65pinfer.v1\x1a\x19\x64\x65\x65pinfer/v1/common.proto\"\x1b\n\x19KvStoreServiceInfoRequest\"\xf2\x01\n\x1aKvStoreServiceInfoResponse\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\x12\x12\n\nused_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07records\x18\x05 \x01(\x04\x12\x18\n\x10max_record_bytes\x18\x06 \x01(\x04\x12\x15\n\rlanding_bytes\x18\x07 \x01(\x04\x12\x16\n\x0etransport_lane\x18\x08 \x01(\t\x12-\n\x0b\x64igest_kind\x18\t \x01(\x0e\x32\x18.deepinfer.v1.DigestKind\"+\n\tBlockName\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"|\n\rLookupRequest\x12\'\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x17.deepinfer.v1.BlockName\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x03 \x01(\t\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\x08\"j\n\x0eLookupResponse\x12\x13\n\x0b\x62locks_held\x18\x01 \x01(\r\x12\x15\n\ranchor_blocks\x18\x02 \x01(\r\x12\x16\n\x0eother_instance\x18\x03 \x01(\t\x12\x14\n\x0cother_blocks\x18\x04 \x01(\r\"\xca\x01\n\nGetRequest\x12\'\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x17.deepinfer.v1.BlockName\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x0e\n\x06\x61nchor\x18\x03 \x01(\x08\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x05 \x01(\t\x12&\n\x07landing\x18\x06 \x01(\x0b\x32\x15.deepinfer.v1.Landing\x12\x12\n\nparent_key\x18\x07 \x01(\x0c\"\x83\x01\n\x0bGetResponse\x12%\n\x07\x65xtents\x18\x01 \x03(\x0b\x32\x14.deepinfer.v1.Extent\x12-\n\x0b\x64igest_kind\x18\x02 \x01(\x0e\x32\x18.deepinfer.v1.DigestKind\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\x08\"k\n\nPutRequest\x12\'\n\x05offer\x18\x01 \x01(\x0b\x32\x16.deepinfer.v1.PutOfferH\x00\x12)\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x17.deepinfer.v1.PutCommitH\x00\x42\t\n\x07message\"\xb4\x01\n\x08PutOffer\x12*\n\x07records\x18\x01 \x03(\x0b\x32\x19.deepinfer.v1.RecordOffer\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12$\n\x06layout\x18\x03 \x01(\x0b\x32\x14.deepinfer.v1.Layout\x12/\n\tretention\x18\x04 \x01(\x0e\x32\x1c.deepinfer.v1.RetentionClass\x12\r\n\x05owner\x18\x05 \x01(\x0c\"~\n\x0bRecordOffer\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.deepinfer.v1.RecordKind\x12%\n\x04name\x18\x02 \x01(\x0b\x32\x17.deepinfer.v1.BlockName\x12\x12\n\nparent_key\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\"e\n\tPutCommit\x12)\n\x07records\x18\x01 \x03(\x0b\x32\x18.deepinfer.v1.ExtentList\x12-\n\x0b\x64igest_kind\x18\x02 \x01(\x0e\x32\x18.deepinfer.v1.DigestKind\"r\n\x0bPutResponse\x12\'\n\x05grant\x18\x01 \x01(\x0b\x32\x16.deepinfer.v1.PutGrantH\x00\x12/\n\tcommitted\x18\x02 \x01(\x0b\x32\x1a.deepinfer.v1.PutCommittedH\x00\x42\t\n\x07message\"k\n\x08PutGrant\x12\x0e\n\x06wanted\x18\x01 \x03(\r\x12&\n\x07landing\x18\x02 \x01(\x0b\x32\x15.deepinfer.v1.Landing\x12\x0f\n\x07offsets\x18\x03 \x03(\x04\x12\x16\n\x0eother_instance\x18\x04 \x01(\t\"0\n\x0cPutCommitted\x12\x0e\n\x06stored\x18\x01 \x01(\r\x12\x10\n\x08rejected\x18\x02 \x01(\r\"~\n\x0fPrefetchRequest\x12\'\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x17.deepinfer.v1.BlockName\x12\x16\n\x0emodel_revision\x18\x02 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x03 \x01(\t\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\x08\"V\n\x10PrefetchResponse\x12\x13\n\x0b\x62locks_held\x18\x01 \x01(\r\x12\x15\n\rblocks_rising\x18\x02 \x01(\r\x12\x16\n\x0eother_instance\x18\x03 \x01(\t\"\x84\x01\n\rRetainRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12/\n\tretention\x18\x02 \x01(\x0e\x32\x1c.deepinfer.v1.RetentionClass\x12\x0f\n\x07keep_ms\x18\x03 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x04\x12\r\n\x05owner\x18\x05 \x01(\x0c\"1\n\x0eRetainResponse\x12\x10\n\x08retained\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\x91\x02\n\rSegmentHeader\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.deepinfer.v1.RecordKind\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x12\n\nparent_key\x18\x03 \x01(\x0c\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x05 \x01(\t\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\x12)\n\x07\x65xtents\x18\x07 \x01(\x0b\x32\x18.deepinfer.v1.ExtentList\x12\x14\n\x0cstored_at_ms\x18\x08 \x01(\x04\x12/\n\tretention\x18\t \x01(\x0e\x32\x1c.deepinfer.v1.RetentionClass*X\n\nRecordKind\x12\x1b\n\x17RECORD_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11RECORD_KIND_BLOCK\x10\x01\x12\x16\n\x12RECORD_KIND_ANCHOR\x10\x02\x32\xbc\x03\n\x0eKvStoreService\x12Y\n\x04Info\x12\'.deepinfer.v1.KvStoreServiceInfoRequest\x1a(.deepinfer.v1.KvStoreServiceInfoResponse\x12\x43\n\x06Lookup\x12\x1b.deepinfer.v1.LookupRequest\x1a\x1c.deepinfer.v1.LookupResponse\x12:\n\x03Get\x12\x18.deepinfer.v1.GetRequest\x1a\x19.deepinfer.v1.GetResponse\x12>\n\x03Put\x12\x18.deepinfer.v1.PutRequest\x1a\x19.deepinfer.v1.PutResponse(\x01\x30\x01\x12\x43\n\x06Retain\x12\x1b.deepinfer.v1.RetainRequest\x1a\x1c.deepinfer.v1.RetainResponse\x12I\n\x08Prefetch\x12\x1d.deepinfer.v1.PrefetchRequest\x1a\x1e.deepinfer.v1.PrefetchResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deepinfer.v1.kvstore_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RECORDKIND']._serialized_start=2423
-  _globals['_RECORDKIND']._serialized_end=2511
+  _globals['_RECORDKIND']._serialized_start=2439
+  _globals['_RECORDKIND']._serialized_end=2527
   _globals['_KVSTORESERVICEINFOREQUEST']._serialized_start=71
   _globals['_KVSTORESERVICEINFOREQUEST']._serialized_end=98
   _globals['_KVSTORESERVICEINFORESPONSE']._serialized_start=101
@@ -41,37 +41,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BLOCKNAME']._serialized_start=345
   _globals['_BLOCKNAME']._serialized_end=388
   _globals['_LOOKUPREQUEST']._serialized_start=390
-  _globals['_LOOKUPREQUEST']._serialized_end=498
-  _globals['_LOOKUPRESPONSE']._serialized_start=500
-  _globals['_LOOKUPRESPONSE']._serialized_end=606
-  _globals['_GETREQUEST']._serialized_start=609
-  _globals['_GETREQUEST']._serialized_end=811
-  _globals['_GETRESPONSE']._serialized_start=814
-  _globals['_GETRESPONSE']._serialized_end=945
-  _globals['_PUTREQUEST']._serialized_start=947
-  _globals['_PUTREQUEST']._serialized_end=1054
-  _globals['_PUTOFFER']._serialized_start=1057
-  _globals['_PUTOFFER']._serialized_end=1237
-  _globals['_RECORDOFFER']._serialized_start=1239
-  _globals['_RECORDOFFER']._serialized_end=1365
-  _globals['_PUTCOMMIT']._serialized_start=1367
-  _globals['_PUTCOMMIT']._serialized_end=1468
-  _globals['_PUTRESPONSE']._serialized_start=1470
-  _globals['_PUTRESPONSE']._serialized_end=1584
-  _globals['_PUTGRANT']._serialized_start=1586
-  _globals['_PUTGRANT']._serialized_end=1693
-  _globals['_PUTCOMMITTED']._serialized_start=1695
-  _globals['_PUTCOMMITTED']._serialized_end=1743
-  _globals['_PREFETCHREQUEST']._serialized_start=1745
-  _globals['_PREFETCHREQUEST']._serialized_end=1871
-  _globals['_PREFETCHRESPONSE']._serialized_start=1873
-  _globals['_PREFETCHRESPONSE']._serialized_end=1959
-  _globals['_RETAINREQUEST']._serialized_start=1962
-  _globals['_RETAINREQUEST']._serialized_end=2094
-  _globals['_RETAINRESPONSE']._serialized_start=2096
-  _globals['_RETAINRESPONSE']._serialized_end=2145
-  _globals['_SEGMENTHEADER']._serialized_start=2148
-  _globals['_SEGMENTHEADER']._serialized_end=2421
-  _globals['_KVSTORESERVICE']._serialized_start=2514
-  _globals['_KVSTORESERVICE']._serialized_end=2958
+  _globals['_LOOKUPREQUEST']._serialized_end=514
+  _globals['_LOOKUPRESPONSE']._serialized_start=516
+  _globals['_LOOKUPRESPONSE']._serialized_end=622
+  _globals['_GETREQUEST']._serialized_start=625
+  _globals['_GETREQUEST']._serialized_end=827
+  _globals['_GETRESPONSE']._serialized_start=830
+  _globals['_GETRESPONSE']._serialized_end=961
+  _globals['_PUTREQUEST']._serialized_start=963
+  _globals['_PUTREQUEST']._serialized_end=1070
+  _globals['_PUTOFFER']._serialized_start=1073
+  _globals['_PUTOFFER']._serialized_end=1253
+  _globals['_RECORDOFFER']._serialized_start=1255
+  _globals['_RECORDOFFER']._serialized_end=1381
+  _globals['_PUTCOMMIT']._serialized_start=1383
+  _globals['_PUTCOMMIT']._serialized_end=1484
+  _globals['_PUTRESPONSE']._serialized_start=1486
+  _globals['_PUTRESPONSE']._serialized_end=1600
+  _globals['_PUTGRANT']._serialized_start=1602
+  _globals['_PUTGRANT']._serialized_end=1709
+  _globals['_PUTCOMMITTED']._serialized_start=1711
+  _globals['_PUTCOMMITTED']._serialized_end=1759
+  _globals['_PREFETCHREQUEST']._serialized_start=1761
+  _globals['_PREFETCHREQUEST']._serialized_end=1887
+  _globals['_PREFETCHRESPONSE']._serialized_start=1889
+  _globals['_PREFETCHRESPONSE']._serialized_end=1975
+  _globals['_RETAINREQUEST']._serialized_start=1978
+  _globals['_RETAINREQUEST']._serialized_end=2110
+  _globals['_RETAINRESPONSE']._serialized_start=2112
+  _globals['_RETAINRESPONSE']._serialized_end=2161
+  _globals['_SEGMENTHEADER']._serialized_start=2164
+  _globals['_SEGMENTHEADER']._serialized_end=2437
+  _globals['_KVSTORESERVICE']._serialized_start=2530
+  _globals['_KVSTORESERVICE']._serialized_end=2974
 # @@protoc_insertion_point(module_scope)

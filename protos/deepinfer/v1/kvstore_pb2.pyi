@@ -52,14 +52,16 @@ class BlockName(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("blocks", "model_revision", "layout_fingerprint")
+    __slots__ = ("blocks", "model_revision", "layout_fingerprint", "anchor")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockName]
     model_revision: str
     layout_fingerprint: str
-    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockName, _Mapping]]] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ...) -> None: ...
+    anchor: bool
+    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockName, _Mapping]]] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., anchor: _Optional[bool] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
     __slots__ = ("blocks_held", "anchor_blocks", "other_instance", "other_blocks")
