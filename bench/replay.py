@@ -1,8 +1,9 @@
-"""Bounded replay of V4.1 against exact window state: time to prefill, time after a prefix hit, and what it changes.
+"""Window state at a prefix hit: the three policies on nano through real workers, and bounded replay of V4.1.
 
-`python -m bench.replay [--json PATH]`. The model is a seeded random one with V4.1's shape, made on the fly and wide
-enough to time; both sides run the same weights, in turn, in one process. Deviations are those of random weights: they
-show that replay is approximate, not how good its answers are.
+`python -m bench.replay [--json PATH] [--part window|v41]`. nano's rows are described in `bench.window_state`. V4.1 is a
+seeded random model of its shape, made on the fly and wide enough to time; both sides run the same weights, in turn, in
+one process. Deviations there are those of random weights: they show that replay is approximate, not how good its
+answers are.
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from bench.table import Row, report
+from bench.window_state import LONGEST, SHORTEST, window_rows
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.events import Failed, FirstToken
 from engine.families.v41.tiny import TinySpec, write_tiny
 from engine.requests import GenerateRequest
 from engine.sampling.params import SamplingParams
+from fabric.kvlink import ucx_lanes
 
+PARTS = ("window", "v41")
 BAR = 0.65
 BUDGETS = (512, 2048)  # tokens of one step: the engine's default, and the whole prompt at once
 BLOCK = 128
@@ -47,10 +51,10 @@ WIDE = {
     "swiglu_limit": 10.0,
 }
 MODES = {
-    "exact": (),
-    "decoder-side": ("decoder_replay",),
-    "encoder-side": ("encoder_replay",),
-    "both": ("encoder_replay", "decoder_replay"),
+    "exact": {"encoder_replay": False},
+    "decoder-side": {"decoder_replay": True},
+    "encoder-side": {"encoder_replay": True},
+    "both": {"encoder_replay": True, "decoder_replay": True},
 }
 
 
@@ -64,17 +68,37 @@ class Setting:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse, measure, report; exit code 0 if the bar is reached."""
+    """Parse, measure, report; exit code 0 if every bar is reached."""
     parser = argparse.ArgumentParser(prog="python -m bench.replay", description=__doc__)
-    parser.add_argument("--tokens", type=int, default=2048, help="of the prompt (default 2048)")
+    parser.add_argument("--part", choices=PARTS, action="append", help="one part alone; all without")
+    parser.add_argument("--tokens", type=int, default=2048, help="of V4.1's prompt (default 2048)")
+    parser.add_argument("--nano-tokens", type=int, default=4000, help="of nano's prompt (default 4000)")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each side (default 3)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--cpu-time", action="store_true", help="CPU seconds, not wall time: for a busy machine")
+    parser.add_argument("--cpu-time", action="store_true", help="V4.1 in CPU seconds: for a busy machine")
     parser.add_argument("--json", type=Path, help="also write the table here")
     options = parser.parse_args(argv)
     if options.tokens <= 4 * BLOCK or min(options.repeat, options.threads) < 1:
         parser.error(f"argument --tokens: use more than {4 * BLOCK}; --repeat and --threads: at least 1")
+    if not SHORTEST < options.nano_tokens <= LONGEST:
+        parser.error(f"argument --nano-tokens: use {SHORTEST + 1} to {LONGEST}: recompute alone takes {SHORTEST}")
+    rows: list[Row] = []
+    for part in options.part or PARTS:
+        rows += window_part(options) if part == "window" else v41_part(options)
+    what = f"{options.threads} threads, V4.1 in {'CPU' if options.cpu_time else 'wall'} time"
+    prompts = f"nano {options.nano_tokens} tokens, V4.1 {options.tokens} tokens"
+    return report(f"Window state at a prefix hit: {prompts}, {what}", rows, options.json)
+
+
+def window_part(options: argparse.Namespace) -> Iterator[Row]:
+    """The three policies on nano."""
+    ucx_lanes.prepare()
+    return window_rows(options.nano_tokens, options.repeat, options.threads, options.seed)
+
+
+def v41_part(options: argparse.Namespace) -> list[Row]:
+    """Both sides of bounded replay on a model of V4.1's shape."""
     clock = time.process_time if options.cpu_time else time.perf_counter
     setting = Setting(options.repeat, options.threads, clock)
     prompt = tuple(np.random.default_rng(options.seed).integers(3, 511, options.tokens).tolist())
@@ -82,24 +106,21 @@ def main(argv: list[str] | None = None) -> int:
         folders = write_models(Path(name), options.seed)
         rows = [row for budget in BUDGETS for row in prefill_rows(folders, prompt, budget, setting)]
         rows += hit_rows(folders, prompt, setting)
-    what = f"{options.threads} threads, {'CPU' if options.cpu_time else 'wall'} time"
-    return report(f"V4.1 bounded replay, prompt of {options.tokens} tokens, {what}", rows, options.json)
+    return [replace(row, name=f"V4.1 {row.name}") for row in rows]
 
 
 def write_models(folder: Path, seed: int) -> dict[str, Path]:
     """One folder per mode: the same weights, served differently."""
-    first = write_tiny(folder / "exact", TinySpec(seed, overrides=tuple(WIDE.items())))
-    folders = {"exact": first}
+    first = write_tiny(folder / "weights", TinySpec(seed, overrides=tuple(WIDE.items())))
+    folders = {}
     for mode, switches in MODES.items():
-        if mode == "exact":
-            continue
         folders[mode] = folder / mode
         folders[mode].mkdir()
         for file in first.iterdir():
             (folders[mode] / file.name).symlink_to(file)
         config = json.loads((first / "config.json").read_text(encoding="utf-8"))
         (folders[mode] / "config.json").unlink()
-        served = json.dumps(config | {"serving": dict.fromkeys(switches, True)})
+        served = json.dumps(config | {"serving": switches})
         (folders[mode] / "config.json").write_text(served, encoding="utf-8")
     return folders
 
