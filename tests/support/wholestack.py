@@ -129,7 +129,7 @@ class WholeStack:
     async def start_decode(self, **settings: Any) -> None:
         """One more decode worker in this process."""
         common = {"model": self.model, "discovery": self.discovery, "transport": self.transport, **WORKER}
-        address, servicer = await _start(self.services, DecodeSettings(**common, **settings), decode_service.build)
+        address, servicer = await start(self.services, DecodeSettings(**common, **settings), decode_service.build)
         self.workers[f"decode-{len(self.workers) - 1}"] = servicer
         self.addresses.append(("decode", address))
 
@@ -187,12 +187,12 @@ async def whole_stack(
     common = {"model": model, "discovery": url, "transport": transport, **WORKER}
     async with AsyncExitStack() as stack:
         workers: dict[str, Any] = {}
-        recipe, _ = await _start(stack, RecipeSettings(discovery=url, model=model), build_recipe)
+        recipe, _ = await start(stack, RecipeSettings(discovery=url, model=model), build_recipe)
         prefill_settings = PrefillSettings(**common, kvstore=False)
-        prefill, workers["prefill"] = await _start(stack, prefill_settings, prefill_service.build)
+        prefill, workers["prefill"] = await start(stack, prefill_settings, prefill_service.build)
         addresses = [("recipe", recipe), ("prefill", prefill)]
         settings = GatewaySettings(discovery=url, http="127.0.0.1:0", coalesce_ms=0, **gateway)
-        address, _ = await _start(stack, settings, build_gateway)
+        address, _ = await start(stack, settings, build_gateway)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
         running = WholeStack(model, stub, url, transport, workers, addresses, stack)
@@ -202,7 +202,7 @@ async def whole_stack(
         yield running
 
 
-async def _start(stack: AsyncExitStack, settings: Any, build: Any) -> tuple[str, Any]:
+async def start(stack: AsyncExitStack, settings: Any, build: Any) -> tuple[str, Any]:
     """Address and servicer of one service."""
     built: list[Service] = []
 
