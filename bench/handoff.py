@@ -24,15 +24,18 @@ from typing import Any
 
 import numpy as np
 import uvloop
+from numpy.typing import NDArray
 
 from bench import handoff_hidden
 from bench.push import Geometry, Source, push_rounds
 from bench.table import Row, report
+from fabric.errors import InvalidArgument
 from fabric.kvlink import open_link, ucx_lanes
+from fabric.kvlink.extents import Extents
 from fabric.kvlink.incoming import Intake
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.link import Bytes, Link, Region
-from fabric.kvlink.outgoing import Piece, Sender, SendLimits
+from fabric.kvlink.outgoing import Piece, Pieces, Sender, SendLimits
 from fabric.kvlink.slabs import Writer
 from fabric.kvlink.verify import digest
 from fabric.records import Landing
@@ -61,12 +64,18 @@ class Case:
                 yield f"group-{group}", block, start, size
                 start += size
 
-    def seal(self, source: Region) -> list[Piece]:
+    def seal(self, source: Region) -> Pieces:
         """The extents at the start of `source`."""
-        return [
-            Piece(group, block, 1, source, start, size, digest(source.memory[start : start + size]))
-            for group, block, start, size in self.spans()
-        ]
+        return Pieces.pack(
+            [
+                Piece(group, block, 1, source, start, size, digest(source.memory[start : start + size]))
+                for group, block, start, size in self.spans()
+            ]
+        )
+
+    def starts(self) -> NDArray[np.int64]:
+        """First byte of every extent, int64 [groups, blocks]."""
+        return np.array([start for _, _, start, _ in self.spans()], np.int64).reshape(self.blocks, -1).T
 
 
 # V4.1 at 128 tokens a block: entries (288 B) and index keys (68 B) of 3 layers for 2 tokens each, and of 1 for each.
@@ -126,6 +135,25 @@ async def _receive(pipe: Connection) -> Any:
     return pipe.recv()
 
 
+class Places:
+    """Where each extent goes in live memory: in the order of its blocks."""
+
+    def __init__(self, case: Case, live: Bytes) -> None:
+        self._case, self._live, self._starts = case, live, case.starts()
+
+    def __call__(self, group: str, block: int, size: int) -> Bytes:
+        start = self._starts[int(group.rpartition("-")[2]), block]
+        return self._live[start : start + size]
+
+    def all(self, extents: Extents) -> NDArray[np.uint64]:
+        """Addresses of many, as decode's places tell them."""
+        numbers = np.array([int(name.rpartition("-")[2]) for name in extents.groups])
+        groups, sizes = numbers[extents.table["group"]], np.array(self._case.groups, np.uint64)
+        if (extents.table["size"] != sizes[groups]).any():
+            raise InvalidArgument("an extent of another size", field="extents")
+        return (self._live.ctypes.data + self._starts[groups, extents.table["block"]]).astype(np.uint64)
+
+
 class Receiver:
     """Live blocks, a landing pool and the timing of one handoff."""
 
@@ -142,16 +170,12 @@ class Receiver:
     async def handoff(self, case: Case) -> float:
         """Seconds from the grant until every byte is verified in its block."""
 
-        rows = {(group, block): start for group, block, start, _ in case.spans()}
-
-        def place(group: str, block: int, size: int) -> Bytes:
-            start = rows[group, block]
-            return self.live[start : start + size]
-
+        places = Places(case, self.live)
         self.handoffs += 1
         owner = f"{case.name} {self.handoffs}"
         started = time.perf_counter()
-        self.pipe.send(("handoff", case.name, self.intake.open(owner, min(self._window_bytes, 2 * case.nbytes), place)))
+        window = min(self._window_bytes, 2 * case.nbytes)
+        self.pipe.send(("handoff", case.name, self.intake.open(owner, window, places, place_all=places.all)))
         await self.intake.ready(owner, TIMEOUT_S)
         took = time.perf_counter() - started
         await self.intake.close(owner, Writer.FINISHED)

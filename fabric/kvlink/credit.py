@@ -8,9 +8,11 @@ says more.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fabric.errors import InvalidArgument
 
@@ -159,6 +161,14 @@ class FairQueue:
         heapq.heappush(self._waiting, (turn.tag, self._serial, turn))
         return turn
 
+    def passes(self, flow: Flow, size: int) -> bool:
+        """Whether a chunk that is sent before anything else happens needs no turn: nobody waits, and there is room."""
+        if self._waiting or (self.in_flight and self.in_flight + size > self.limit):
+            return False
+        self._now = max(self._now, flow.finish)
+        flow.finish = self._now + size
+        return True
+
     def admit(self) -> list[Turn]:
         """The turns that begin now. One that finds no room is not overtaken."""
         begun = []
@@ -181,12 +191,12 @@ class FairQueue:
         turn.state = "over"
 
 
-def cut(sizes: Sequence[int], chunk_bytes: int) -> list[tuple[int, int]]:
+def cut(sizes: NDArray[np.int64], chunk_bytes: int) -> list[tuple[int, int]]:
     """Chunks [first, end) of consecutive extents: each as many as fit `chunk_bytes`, and at least one."""
-    chunks, first, total = [], 0, 0
-    for index, size in enumerate(sizes):
-        if index > first and total + size > chunk_bytes:
-            chunks.append((first, index))
-            first, total = index, 0
-        total += size
-    return [*chunks, (first, len(sizes))] if sizes else []
+    ends = np.cumsum(sizes)
+    chunks, first, before = [], 0, 0
+    while first < len(ends):
+        end = max(first + 1, int(np.searchsorted(ends, before + chunk_bytes, "right")))
+        chunks.append((first, end))
+        first, before = end, int(ends[end - 1])
+    return chunks

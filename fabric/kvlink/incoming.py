@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fabric.errors import Cancelled, DataLoss, DeadlineExceeded, Internal, InvalidArgument, ServiceError
 from fabric.kvlink import messages
 from fabric.kvlink.credit import ReceiveRing
+from fabric.kvlink.extents import Extents
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.link import Link, Notice
 from fabric.kvlink.messages import Alive, Chunk, Credit, FromSender, GaveUp, Refusal, Trailing
 from fabric.kvlink.slabs import SlabState, Writer
-from fabric.kvlink.verify import Destination
+from fabric.kvlink.verify import KERNEL_BYTES, CopyRows, Destination
 from fabric.records import Landing, LinkAddress
 from fabric.telemetry import logs
 
@@ -29,6 +34,8 @@ _REPEAT_MOST_S = 2.0
 _MAX_EARLY_ROWS = 1 << 16  # of a transfer; each takes some 300 bytes until its turn
 # (group, block, size) -> where an extent's bytes go. Raises InvalidArgument for one nobody asked for.
 Place = Callable[[str, int, int], Destination]
+# As `Place` of many extents at once: addresses uint64 [n] of live memory that stays; None where each must be asked for.
+PlaceAll = Callable[[Extents], NDArray[np.uint64] | None]
 # Name and epoch of a link.
 Peer = tuple[str, int]
 # (valid entries, size, digest) as the writer sealed them, by (group, block).
@@ -51,6 +58,7 @@ Heard = Callable[[str, Peer, Word], None]
 class _Transfer:
     landing: Landing
     place: Place
+    place_all: PlaceAll | None
     ring: ReceiveRing
     chunks: dict[int, Chunk] = field(default_factory=dict)  # early ones
     queue: deque[Chunk] = field(default_factory=deque)
@@ -60,6 +68,7 @@ class _Transfer:
     error: ServiceError | None = None
     writer: Peer | None = None
     reply: LinkAddress | None = None
+    told: Credit | Refusal | None = None
     committing: asyncio.Task[None] | None = None
     crediting: asyncio.Task[None] | None = None
 
@@ -83,22 +92,33 @@ class Intake:
     ) -> None:
         self._link, self._pool, self._heard, self._credit_timeout_s = link, pool, heard, credit_timeout_s
         self._commits = asyncio.Semaphore(commits)
+        self._spent = 0  # bytes copied at once in this turn of the event loop
         self._open: dict[str, _Transfer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_doubt: dict[str, Peer | None] = {}
 
-    def open(self, owner: str, window_bytes: int, place: Place, writer: Peer | None = None) -> Landing:
+    def open(
+        self,
+        owner: str,
+        window_bytes: int,
+        place: Place,
+        writer: Peer | None = None,
+        place_all: PlaceAll | None = None,
+    ) -> Landing:
         """Grants a ring of `window_bytes` bytes, at least the largest extent and better 4 chunks, to one writer.
 
         Chunks are verified into what `place` names as they arrive. `owner` becomes the landing's id and must be new.
-        Only `writer` is listened to; where it is None, the first one to say something.
+        Only `writer` is listened to; where it is None, the first one to say something. `place_all` spares a call for
+        each extent where a kernel copies them.
 
         Raises:
             InvalidArgument: more than the pool has, or `owner` holds a landing already.
             Exhausted: no room now.
         """
         landing = self._pool.grant(owner, window_bytes)
-        self._open[owner] = _Transfer(landing, place, ReceiveRing(window_bytes), writer=writer)
+        self._open[owner] = _Transfer(
+            landing, place, place_all, ReceiveRing(window_bytes), writer=writer, told=Credit(owner, 0)
+        )
         return landing
 
     def noticed(self, notice: Notice) -> bool:
@@ -236,30 +256,67 @@ class Intake:
         if transfer.ring.seen(chunk.number):
             return
         try:
-            _check(chunk)
+            _check(chunk, transfer.ring.nbytes)
             in_order = transfer.ring.arrived(chunk.number, chunk.run)
-            if not in_order and sum(len(early.rows) for early in transfer.chunks.values()) > _MAX_EARLY_ROWS:
+            if not in_order and sum(len(early.extents) for early in transfer.chunks.values()) > _MAX_EARLY_ROWS:
                 raise InvalidArgument("too many extents came early", field="chunk")
         except InvalidArgument as error:
             self._fail(transfer, error)
             return
         transfer.chunks[chunk.number] = chunk
         transfer.queue.extend(transfer.chunks.pop(number) for number, _ in in_order)
-        if transfer.queue and transfer.committing is None:
+        self._advance(transfer)
+
+    def _advance(self, transfer: _Transfer) -> None:
+        """Places what arrived: at once as far as that takes no time and nobody else waits, the rest in a task."""
+        if transfer.committing is not None:
+            return
+        with self._failing(transfer):
+            while transfer.queue and self._may_copy_now(transfer.queue[0].run.size):
+                chunk = transfer.queue.popleft()
+                self._spend(chunk.run.size)
+                wrong = self._pool.commit_at_once(transfer.landing.id, self._rows(transfer, chunk.extents))
+                self._placed(transfer, [chunk], [wrong])
+        if transfer.queue:
             transfer.committing = self._spawn(self._commit(transfer))
+
+    def _may_copy_now(self, nbytes: int) -> bool:
+        return not self._commits.locked() and self._spent + nbytes <= self._pool.inline_bytes
+
+    def _spend(self, nbytes: int) -> None:
+        if not self._spent:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        self._spent += nbytes
+
+    def _next_turn(self) -> None:
+        self._spent = 0
 
     async def _commit(self, transfer: _Transfer) -> None:
         try:
-            while transfer.queue:
-                async with self._commits:
-                    await self._verify(transfer, self._next(transfer.queue))
+            with self._failing(transfer):
+                while transfer.queue:
+                    async with self._commits:
+                        await self._place_next(transfer)
+        finally:
+            transfer.committing = None
+
+    async def _place_next(self, transfer: _Transfer) -> None:
+        chunks = self._next(transfer.queue)
+        wrong = [
+            await self._pool.commit_rows(transfer.landing.id, self._rows(transfer, chunk.extents)) for chunk in chunks
+        ]
+        self._placed(transfer, chunks, wrong)
+
+    @contextmanager
+    def _failing(self, transfer: _Transfer) -> Iterator[None]:
+        """An error ends the transfer, not the caller."""
+        try:
+            yield
         except ServiceError as error:
             self._fail(transfer, error)
         except Exception as error:
             _log.error("chunk not placed", error=type(error).__name__, frames=logs.frames(error))
             self._fail(transfer, Internal("a chunk could not be placed"))
-        finally:
-            transfer.committing = None
 
     def _next(self, queue: deque[Chunk]) -> list[Chunk]:
         """Chunks to copy at once, none where the transfer ended meanwhile: as many as need no other thread, or one."""
@@ -270,24 +327,37 @@ class Intake:
             total += chunks[-1].run.size
         return chunks
 
-    async def _verify(self, transfer: _Transfer, chunks: list[Chunk]) -> None:
-        rows = [row for chunk in chunks for row in chunk.rows]
-        copies = [
-            (offset, size, seal, transfer.place(group, block, size)) for group, block, _, offset, size, seal in rows
+    def _rows(self, transfer: _Transfer, extents: Extents) -> CopyRows:
+        """Where every extent goes. Raises what `place` does."""
+        table = extents.table
+        if transfer.place_all is not None and self._pool.has_kernel and len(table):
+            addresses = transfer.place_all(extents) if int(table["size"].min()) >= KERNEL_BYTES else None
+            if addresses is not None:
+                return np.stack([table["offset"], table["size"], table["digest"], addresses], axis=1)
+        return [
+            (offset, size, seal, transfer.place(group, block, size))
+            for group, block, _, offset, size, seal in extents.rows()
         ]
-        wrong = await self._pool.commit_rows(transfer.landing.id, copies)
-        if wrong is not None:
-            group, block, *_ = rows[wrong]
-            raise DataLoss(f"group {group} block {block} is not as its writer sealed it", field="digest")
-        transfer.verified.update({(group, block): (valid, size, seal) for group, block, valid, _, size, seal in rows})
-        for chunk in chunks:
+
+    def _placed(self, transfer: _Transfer, chunks: Sequence[Chunk], wrong: Sequence[int | None]) -> None:
+        """Chunks were copied; of each the number of an extent that is not as it was sealed, if there is one.
+
+        Raises:
+            DataLoss: there is one.
+        """
+        for chunk, index in zip(chunks, wrong, strict=True):
+            if index is not None:
+                raise DataLoss(f"{chunk.extents.name(index)} is not as its writer sealed it", field="digest")
             transfer.ring.took(chunk.run)
-        if chunks and chunks[-1].last:
+        is_last = bool(chunks) and chunks[-1].last
+        if not is_last:
+            self._return(transfer)
+        for chunk in chunks:
+            transfer.verified.update(chunk.extents.sealed())
+        if is_last:
             self._pool.release(transfer.landing.id, Writer.FINISHED)
             transfer.over.set()
             transfer.news.set()
-        else:
-            self._return(transfer)
 
     def _fail(self, transfer: _Transfer, error: ServiceError) -> None:
         """Nothing more is taken; `error` is the reason unless there is one, or everything is here."""
@@ -298,22 +368,28 @@ class Intake:
             self._return(transfer)
 
     def _return(self, transfer: _Transfer) -> None:
-        """Credit, or the error, on its way to the writer; one message at a time, since each says all."""
+        """Credit, or the error, to the writer: at once where the link can, else one message at a time, since each says
+        all. A task says it again while no chunk comes."""
+        reply = transfer.reply
+        if reply is not None:
+            news = self._news(transfer)
+            with suppress(ServiceError):  # the task meets the same, and says so
+                if news != transfer.told and self._link.push_at_once(reply, [], notify=news.pack()):
+                    transfer.told = news
         transfer.news.set()
-        if transfer.reply is not None and transfer.crediting is None:
-            transfer.crediting = self._spawn(self._tell(transfer, transfer.reply))
+        if reply is not None and transfer.crediting is None:
+            transfer.crediting = self._spawn(self._tell(transfer, reply))
 
     async def _tell(self, transfer: _Transfer, reply: LinkAddress) -> None:
         """The newest credit, and the same again while no chunk comes: notices are not confirmed, and a writer that
         hears a credit twice announces again what it has written since."""
-        told: Credit | Refusal = Credit(transfer.landing.id, 0)
         wait_s, again = _REPEAT_S, False
         while transfer.reply is not None and (transfer.error is not None or not transfer.over.is_set()):
             transfer.news.clear()
             news = self._news(transfer)
-            if again or news != told:
+            if again or news != transfer.told:
+                transfer.told = news
                 await self._send(reply, news)
-                told = news
             if isinstance(news, Refusal):
                 break
             try:
@@ -352,13 +428,16 @@ def _require_own(reply: LinkAddress, writer: Peer) -> None:
         raise InvalidArgument(f"{writer[0]} wants credit for {reply.peer}", field="reply")
 
 
-def _check(chunk: Chunk) -> None:
+def _check(chunk: Chunk, ring_bytes: int) -> None:
     """Raises InvalidArgument where an extent is not in its chunk: it could be one that is still being written; and for
     more of them than fit, which would take more time to copy than a landing has bytes."""
-    floor, end, total = chunk.run.offset, chunk.run.offset + chunk.run.size, 0
-    for _, _, _, offset, size, _ in chunk.rows:
-        total += size
-        if size < 1 or offset < floor or offset + size > end:
-            raise InvalidArgument(f"an extent is not in its chunk {chunk.number}", field="extents")
-    if total > chunk.run.size:
+    run, table = chunk.run, chunk.extents.table
+    if not (0 <= run.size <= ring_bytes and 0 <= run.offset <= ring_bytes):
+        raise InvalidArgument(f"chunk {chunk.number} does not fit its landing of {ring_bytes} bytes", field="chunk")
+    offsets, sizes = table["offset"], table["size"]
+    inside = (sizes >= 1) & (sizes <= run.size) & (offsets >= run.offset)
+    # Compared without adding: a hostile offset near 2^64 must not wrap around.
+    if not (inside & (offsets <= run.offset + run.size - np.minimum(sizes, run.size))).all():
+        raise InvalidArgument(f"an extent is not in its chunk {chunk.number}", field="extents")
+    if int(sizes.sum()) > run.size:
         raise InvalidArgument(f"extents of chunk {chunk.number} overlap", field="extents")

@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from fabric.kvlink.link import Link
+from fabric.kvlink.link import Bytes, Link
 from fabric.kvlink.slabs import SlabBook, SlabState, Writer
 from fabric.kvlink.verify import (
     CopyKernel,
-    CopyRow,
+    CopyRows,
     Placement,
     check_placements,
     check_rows,
     copy_rows,
     mismatch,
     row_of,
+    total_bytes,
 )
 from fabric.records import Landing
 from fabric.telemetry import logs
@@ -84,6 +85,7 @@ class LandingPool:
         self._retire_after_s = retire_after_s
         self._clock = clock
         self._copy = partial(copy_rows, kernel=kernel)
+        self.has_kernel = kernel is not None  # and takes tables of rows
         self.inline_bytes = _KERNEL_INLINE_BYTES if kernel is not None else _INLINE_BYTES
         self._expecting: dict[str, ExitStack] = {}
         self._committed_bytes = 0
@@ -118,7 +120,7 @@ class LandingPool:
         if wrong is not None:
             raise mismatch(placements[wrong])
 
-    async def commit_rows(self, owner: str, rows: Sequence[CopyRow]) -> int | None:
+    async def commit_rows(self, owner: str, rows: CopyRows) -> int | None:
         """`commit` of many extents. Returns the number of the first whose digest differs; None where all is well.
 
         Raises:
@@ -126,25 +128,40 @@ class LandingPool:
         """
         return await self._commit(owner, rows, partial(check_rows, rows))
 
-    async def _commit(self, owner: str, rows: Sequence[CopyRow], check: Callable[[int], None]) -> int | None:
-        grant = self._book.read(owner)
-        try:
-            landing = self._memory[grant.first * self._book.slab_bytes :][: grant.count * self._book.slab_bytes]
-            check(landing.nbytes)
-            total = sum([size for _, size, _, _ in rows])
-            if total <= self.inline_bytes:
+    def commit_at_once(self, owner: str, rows: CopyRows) -> int | None:
+        """`commit_rows` before it returns: for `inline_bytes` bytes at most."""
+        with self._reading(owner, partial(check_rows, rows)) as landing:
+            wrong = self._copy(landing, rows)
+        self._count(wrong, rows)
+        return wrong
+
+    async def _commit(self, owner: str, rows: CopyRows, check: Callable[[int], None]) -> int | None:
+        with self._reading(owner, check) as landing:
+            if total_bytes(rows) <= self.inline_bytes:
                 wrong = self._copy(landing, rows)
                 await asyncio.sleep(0)  # many in a row must not keep the loop from others
             else:
                 wrong = await _to_thread(self._copy, landing, rows)
+        self._count(wrong, rows)
+        return wrong
+
+    @contextmanager
+    def _reading(self, owner: str, check: Callable[[int], None]) -> Iterator[Bytes]:
+        """The owner's landing, not given to anybody else meanwhile. Raises what `check` of its size does."""
+        grant = self._book.read(owner)
+        try:
+            first, count = grant.first * self._book.slab_bytes, grant.count * self._book.slab_bytes
+            check(count)
+            yield self._memory[first : first + count]
         finally:
             self._book.read_done(grant, self._clock())
             self._follow_up(owner)
+
+    def _count(self, wrong: int | None, rows: CopyRows) -> None:
         if wrong is None:
-            self._committed_bytes += total
+            self._committed_bytes += total_bytes(rows)
         else:
             self._mismatches += 1
-        return wrong
 
     def release(self, owner: str, writer: Writer) -> bool:
         """Gives a landing back as far as its writer allows; a later call with better news frees what was in doubt.

@@ -12,25 +12,13 @@ import numpy as np
 
 from fabric.errors import InvalidArgument
 from fabric.kvlink.credit import Run
+from fabric.kvlink.extents import ROW, Extents
 from fabric.kvlink.verify import DIGEST_KIND
 from fabric.records import LinkAddress
 
-# An extent: group, block, valid entries, offset in the landing, size, digest. A tuple, since making an object of each
-# takes as long as copying 8 KB.
-Row = tuple[str, int, int, int, int, int]
 _CHUNK, _GAVE_UP, _CREDIT, _REFUSAL, _ALIVE, _TRAILING = 0x10, 0x11, 0x12, 0x13, 0x14, 0x15
 _RUN = struct.Struct("<QQQQB")
 _SIZE = struct.Struct("<I")
-_EXTENT = np.dtype(
-    [
-        ("group", "<u4"),
-        ("block", "<u4"),
-        ("valid_entries", "<u4"),
-        ("offset", "<u8"),
-        ("size", "<u8"),
-        ("digest", "<u8"),
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +29,14 @@ class Chunk:
     number: int
     run: Run
     last: bool
-    rows: tuple[Row, ...]
+    extents: Extents
     reply: LinkAddress | None = None
 
     def pack(self) -> bytes:
-        index: dict[str, int] = {}
-        numbered = [(index.setdefault(g, len(index)), b, v, o, s, d) for g, b, v, o, s, d in self.rows]
+        groups = self.extents.groups
         run = _RUN.pack(self.number, self.run.offset, self.run.start, self.run.end, self.last)
-        texts = [str(len(index)), self.transfer, DIGEST_KIND, *index]
-        parts = [*map(str.encode, texts), run, np.array(numbered, _EXTENT).tobytes()]
+        texts = [str(len(groups)), self.transfer, DIGEST_KIND, *groups]
+        parts = [*map(str.encode, texts), run, self.extents.table.tobytes()]
         if self.reply is not None:
             reply = self.reply
             parts += [reply.url.encode(), reply.peer.encode(), str(reply.epoch).encode(), reply.metadata]
@@ -152,8 +139,11 @@ def _chunk(parts: list[bytes]) -> Chunk:
     if kind != DIGEST_KIND:
         raise InvalidArgument(f"sealed with {kind!r}, not {DIGEST_KIND!r}", field="digest_kind")
     number, offset, start, end, last = _RUN.unpack(run)
-    table = np.frombuffer(rows, _EXTENT).tolist()
-    extents = tuple([(groups[g], b, v, o, s, d) for g, b, v, o, s, d in table])
+    if last > 1:
+        raise ValueError("neither the last chunk nor another one")
+    extents = Extents(tuple(groups), np.frombuffer(rows, ROW))
+    if len(extents) and int(extents.table["group"].max()) >= count:
+        raise ValueError("an extent of no group")
     address = None
     if reply:
         url, peer, epoch, metadata = reply

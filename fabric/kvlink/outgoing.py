@@ -14,6 +14,7 @@ import numpy as np
 from fabric.errors import DeadlineExceeded, InvalidArgument, ServiceError, from_detail
 from fabric.kvlink import messages
 from fabric.kvlink.credit import FairQueue, Flow, Run, SendRing, Turn, cut
+from fabric.kvlink.extents import Extents
 from fabric.kvlink.link import Link, Notice, Offsets, Region, Write
 from fabric.kvlink.messages import Alive, Chunk, Credit, GaveUp, Refusal, Trailing
 from fabric.kvlink.plan import lay_out, write_to
@@ -40,6 +41,39 @@ class Piece:
     start: int
     size: int
     digest: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Many pieces in order, as arrays: piece i is `extents.table[i]`, at `starts[i]` of `regions[of[i]]`, int64 [n]."""
+
+    extents: Extents
+    regions: tuple[Region, ...]
+    of: Offsets
+    starts: Offsets
+
+    @staticmethod
+    def pack(pieces: Sequence[Piece]) -> Pieces:
+        numbers: dict[int, int] = {}
+        rows = [(p.group, p.block, p.valid_entries, 0, p.size, p.digest) for p in pieces]
+        of = [numbers.setdefault(id(p.source), len(numbers)) for p in pieces]
+        regions = {id(p.source): p.source for p in pieces}
+        starts = np.array([p.start for p in pieces], np.int64)
+        return Pieces(Extents.of(rows), tuple(regions[key] for key in numbers), np.array(of, np.int64), starts)
+
+    def cut(self, first: int, end: int) -> Pieces:
+        table = self.extents.table[first:end].copy()
+        return Pieces(Extents(self.extents.groups, table), self.regions, self.of[first:end], self.starts[first:end])
+
+    @property
+    def sizes(self) -> Offsets:
+        return self.extents.table["size"].astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+_NOTHING = Pieces.pack(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +132,10 @@ class Sender:
             _log.warning("notice dropped", peer=notice.peer, reason=error.message)
         return True
 
+    def passes(self, flow: Flow, size: int) -> bool:
+        """Whether a chunk that is sent at once needs no turn."""
+        return self._queue.passes(flow, size)
+
     @asynccontextmanager
     async def turn(self, flow: Flow, size: int) -> AsyncIterator[None]:
         """Waits until a chunk of `size` bytes may go; what it holds is given back at the end, whatever that is.
@@ -138,7 +176,7 @@ class Outgoing:
         self._finished = False
         self._in_doubt = False
 
-    async def send(self, pieces: Sequence[Piece], *, last: bool = False) -> None:
+    async def send(self, pieces: Pieces | Sequence[Piece], *, last: bool = False) -> None:
         """Writes the pieces; returns when all of them are in the landing or beyond. With `last` nothing may follow.
 
         Raises:
@@ -147,9 +185,9 @@ class Outgoing:
             Unavailable: the peer is gone.
             ServiceError: what the receiver refused the transfer for, such as DataLoss.
         """
-        chunks = cut([piece.size for piece in pieces], self._chunk_bytes())
-        for first, end in chunks or ([(0, 0)] if last else []):
-            await self._send_chunk(pieces[first:end], last and end == len(pieces))
+        packed = pieces if isinstance(pieces, Pieces) else Pieces.pack(pieces)
+        for first, end in cut(packed.sizes, self._chunk_bytes()) or ([(0, 0)] if last else []):
+            await self._send_chunk(packed.cut(first, end), last and end == len(packed))
         self._finished = last
 
     def told(self, notice: Notice, message: Credit | Refusal) -> None:
@@ -187,22 +225,28 @@ class Outgoing:
         whole = self._fits and self._ring.written < size
         return min(limits.chunk_bytes, limits.in_flight_bytes, size if whole else max(1, size // 2))
 
-    async def _send_chunk(self, pieces: Sequence[Piece], last: bool) -> None:
-        sizes = np.array([piece.size for piece in pieces], np.int64)
+    async def _send_chunk(self, pieces: Pieces, last: bool) -> None:
+        sizes = pieces.sizes
         total = int(sizes.sum())
         run = await self._place(total)
         offsets = run.offset + lay_out(sizes)
-        placed = zip(pieces, offsets.tolist(), strict=True)
-        rows = tuple([(p.group, p.block, p.valid_entries, offset, p.size, p.digest) for p, offset in placed])
-        asks = not pieces and not last
-        notify = Chunk(self._landing.id, self._chunks, run, last, rows, self._reply(run, asks)).pack()
-        if not total:
-            await self._push([], notify)
-        else:
-            async with self._sender.turn(self._flow, total):
-                await self._push(_writes(self._landing, pieces, offsets, sizes), notify)
+        pieces.extents.table["offset"] = offsets
+        reply = self._reply(run, asks=not total and not last)
+        notify = Chunk(self._landing.id, self._chunks, run, last, pieces.extents, reply).pack()
+        await self._write_chunk(_writes(self._landing, pieces, offsets, sizes), total, notify)
         self._announced.append((run.end, notify))
         self._chunks += 1
+
+    async def _write_chunk(self, writes: Sequence[Write], total: int, notify: bytes) -> None:
+        """At once where the link can and nobody else waits for a turn, else in a turn of its own."""
+        link, flow = self._sender.link, self._flow
+        if self._sender.passes(flow, total) and link.push_at_once(self._landing.address, writes, notify=notify):
+            await asyncio.sleep(0)  # many in a row must not keep the loop from others
+        elif not total:
+            await self._push([], notify)
+        else:
+            async with self._sender.turn(flow, total):
+                await self._push(writes, notify)
 
     def _reply(self, run: Run, asks: bool) -> LinkAddress | None:
         """Where credit goes, told once: when half the landing is full, or all of it by a transfer that fits whole."""
@@ -228,7 +272,7 @@ class Outgoing:
             if run is not None:
                 return run
             if not self._asked:  # the piece is so large that it finds no place although half the landing is free
-                await self._send_chunk((), last=False)
+                await self._send_chunk(_NOTHING.cut(0, 0), last=False)
                 continue
             before = self._ring.in_flight
             self._credited.clear()
@@ -289,14 +333,13 @@ async def _before(timeout_s: float, event: Awaitable[object], what: str) -> None
         raise DeadlineExceeded(f"{what} after {timeout_s:.3g} s") from error
 
 
-def _writes(landing: Landing, pieces: Sequence[Piece], offsets: Offsets, sizes: Offsets) -> list[Write]:
+def _writes(landing: Landing, pieces: Pieces, offsets: Offsets, sizes: Offsets) -> list[Write]:
     """One write for every source region, its pieces in order."""
-    starts = np.array([piece.start for piece in pieces], np.int64)
-    regions = {id(piece.source): piece.source for piece in pieces}
-    if len(regions) == 1:
-        return [write_to(landing, pieces[0].source, starts, offsets, sizes)]
-    of = np.array([id(piece.source) for piece in pieces])
-    return [
-        write_to(landing, region, starts[of == key], offsets[of == key], sizes[of == key])
-        for key, region in regions.items()
-    ]
+    if len(pieces.regions) == 1:
+        return [write_to(landing, pieces.regions[0], pieces.starts, offsets, sizes)]
+    found = []
+    for number, region in enumerate(pieces.regions):
+        own = pieces.of == number
+        if own.any():
+            found.append(write_to(landing, region, pieces.starts[own], offsets[own], sizes[own]))
+    return found

@@ -1,7 +1,7 @@
 """Memory that other processes of this host can map: allocated here, named in a token, opened there. Knows no link.
 
 A name is believed only if what it leads to is provably that memory: the same boot, the process that it names by number
-and start, and behind that process's descriptor a memory file whose title has the name's nonce, sealed against shrinking.
+and start, and behind its descriptor a memory file whose title has the name's nonce, sealed against shrinking.
 """
 
 from __future__ import annotations

@@ -24,11 +24,14 @@ _SMALL_BYTES = 64 << 10
 Destination = Bytes | tuple[Bytes, ...]
 # Offset in a landing, bytes, digest, live memory: a `Placement` without the objects, for many of them.
 CopyRow = tuple[int, int, int, Destination]
+# Many rows at once, uint64 [n, 4]: offset, bytes, digest, and the address of live memory that its maker vouches for.
+CopyTable = NDArray[np.uint64]
+CopyRows = Sequence[CopyRow] | CopyTable
 # A compiled `copy_rows`: (address, uint64 [n, 4] of offset from there, bytes, digest, and address that they go to)
 # -> number of the first row whose copy differs, or -1. Hashes what it stores; runs without the interpreter.
-CopyKernel = Callable[[int, NDArray[np.uint64]], int]
+CopyKernel = Callable[[int, CopyTable], int]
 _BYTE = np.dtype(np.uint8)
-_KERNEL_BYTES = 241  # xxh3 of less has another definition, which no kernel needs to know
+KERNEL_BYTES = 241  # xxh3 of less has another definition, which no kernel needs to know
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,8 +55,19 @@ def check_placements(placements: Sequence[Placement], landing_bytes: int) -> Non
             raise InvalidArgument(f"{_name(placement.extent)} {reason}", field="extents")
 
 
-def check_rows(rows: Sequence[CopyRow], landing_bytes: int) -> None:
+def total_bytes(rows: CopyRows) -> int:
+    """Bytes of all rows."""
+    return int(rows[:, 1].sum()) if isinstance(rows, np.ndarray) else sum([size for _, size, _, _ in rows])
+
+
+def check_rows(rows: CopyRows, landing_bytes: int) -> None:
     """As `check_placements`; the error tells the number of the row."""
+    if isinstance(rows, np.ndarray):
+        wrong = (rows[:, 1] < KERNEL_BYTES) | (rows[:, 1] > landing_bytes) | (rows[:, 0] > landing_bytes - rows[:, 1])
+        if wrong.any():
+            reason = f"leaves its landing of {landing_bytes} bytes"
+            raise InvalidArgument(f"extent {wrong.argmax()} {reason}", field="extents")
+        return
     for index, row in enumerate(rows):
         offset, size, _, to = row
         fits = size > 0 and 0 <= offset <= landing_bytes - size
@@ -86,14 +100,20 @@ def row_of(placement: Placement) -> CopyRow:
     return extent.offset, extent.size, extent.digest, placement.destination
 
 
-def copy_rows(landing: Bytes, rows: Sequence[CopyRow], kernel: CopyKernel | None = None) -> int | None:
+def copy_rows(landing: Bytes, rows: CopyRows, kernel: CopyKernel | None = None) -> int | None:
     """Copies every row to its destination. Returns the number of one whose copy has another digest, if there is one.
 
-    The destination is what is hashed: a writer that changes the landing during the copy is caught as well.
+    The destination is what is hashed: a writer that changes the landing during the copy is caught as well. A table of
+    rows needs a kernel.
     """
+    if isinstance(rows, np.ndarray):
+        if kernel is None:
+            raise TypeError("a table of rows is copied by a kernel")
+        wrong = kernel(landing.ctypes.data, rows)
+        return wrong if wrong >= 0 else None
     if kernel is None:
         return _copy_each(landing, range(len(rows)), rows)
-    fit = [index for index, (_, size, _, to) in enumerate(rows) if size >= _KERNEL_BYTES and not isinstance(to, tuple)]
+    fit = [index for index, (_, size, _, to) in enumerate(rows) if size >= KERNEL_BYTES and not isinstance(to, tuple)]
     if fit:
         chosen = rows if len(fit) == len(rows) else [rows[index] for index in fit]
         table = [(at, size, seal, addressof(c_char.from_buffer(to))) for at, size, seal, to in chosen]  # type: ignore[arg-type]

@@ -155,7 +155,7 @@ class Desk:
         writer = (ask.writer.instance, ask.writer.epoch) if ask.writer is not None else None
         # One byte where decode holds everything: the writer still has to say that it is done.
         window = max(1, min(handoff.landing_bytes, max(self.limits.window_bytes, handoff.layout.largest_extent)))
-        landing = self._intake.open(ticket_id, window, places, writer)
+        landing = self._intake.open(ticket_id, window, places, writer, places.all)
         try:
             self._book.issue(ticket_id, ask.request_id, ask.writer)
         except ServiceError:

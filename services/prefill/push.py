@@ -12,7 +12,7 @@ from engine.errors import UnknownRequest
 from engine.layout import GroupKind
 from engine.requests import HeldKV
 from fabric.kvlink import Region
-from fabric.kvlink.outgoing import Outgoing, Piece, Sender
+from fabric.kvlink.outgoing import Outgoing, Piece, Pieces, Sender
 from fabric.kvlink.verify import digest
 from fabric.records import Extent
 from services.prefill.ask import TicketGrant
@@ -38,9 +38,9 @@ class PoolSource:
     blocks: Region
     slots: Region | None
 
-    def seal(self, places: Sequence[Place], kv: HeldKV) -> list[Piece]:
+    def seal(self, places: Sequence[Place], kv: HeldKV) -> Pieces:
         """The extents of `places` where they lie, with digests of the bytes as they are now."""
-        return [self._sealed(place, kv) for place in places]
+        return Pieces.pack([self._sealed(place, kv) for place in places])
 
     def _sealed(self, place: Place, kv: HeldKV) -> Piece:
         if self.pool.layout.group(place.group).kind is GroupKind.GLOBAL:
@@ -127,7 +127,8 @@ class Pusher:
             pieces = await asyncio.to_thread(self._source.seal, places, kv)
         with self._metrics.transfer(total):
             await outgoing.send(pieces, last=last)
-        self._sealed += [place.sealed(piece.digest) for place, piece in zip(places, pieces, strict=True)]
+        digests = pieces.extents.table["digest"].tolist()
+        self._sealed += [place.sealed(seal) for place, seal in zip(places, digests, strict=True)]
         self._next_block = end
 
     def _kv(self, end: int) -> HeldKV:

@@ -33,8 +33,8 @@ async def index(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 async def test_published_keys_name_their_holders_and_tiers(index: tuple[Index, FakeClock]) -> None:
     opened = await marked(index[0], "a", "b")
-    await opened.publish({KEYS[0]: Tier.DRAM, KEYS[1]: Tier.NVME}, "a")
-    await opened.publish({KEYS[1]: Tier.DRAM}, "b")
+    await opened.publish({KEYS[0]: Tier.DRAM, KEYS[1]: Tier.NVME}, "a", "run")
+    await opened.publish({KEYS[1]: Tier.DRAM}, "b", "run")
     found = await opened.holders(KEYS)
     assert [set(held) for held in found] == [
         {Holding("a", Tier.DRAM)},
@@ -44,31 +44,49 @@ async def test_published_keys_name_their_holders_and_tiers(index: tuple[Index, F
 
 async def test_a_key_in_another_tier_is_published_anew(index: tuple[Index, FakeClock]) -> None:
     opened = await marked(index[0], "a")
-    await opened.publish({KEYS[0]: Tier.DRAM}, "a")
-    await opened.publish({KEYS[0]: Tier.NVME}, "a")
+    await opened.publish({KEYS[0]: Tier.DRAM}, "a", "run")
+    await opened.publish({KEYS[0]: Tier.NVME}, "a", "run")
     assert await opened.holders(KEYS[:1]) == [(Holding("a", Tier.NVME),)]
 
 
 async def test_holders_end_at_the_first_key_that_nobody_holds(index: tuple[Index, FakeClock]) -> None:
     opened = await marked(index[0], "a")
-    await opened.publish({KEYS[0]: Tier.DRAM, KEYS[2]: Tier.DRAM}, "a")
+    await opened.publish({KEYS[0]: Tier.DRAM, KEYS[2]: Tier.DRAM}, "a", "run")
     assert len(await opened.holders(KEYS)) == 1
 
 
 async def test_a_holder_withdraws_itself_alone(index: tuple[Index, FakeClock]) -> None:
     opened = await marked(index[0], "a", "b")
-    await opened.publish(dict.fromkeys(KEYS[:2], Tier.DRAM), "a")
-    await opened.publish(dict.fromkeys(KEYS[:1], Tier.DRAM), "b")
+    await opened.publish(dict.fromkeys(KEYS[:2], Tier.DRAM), "a", "run")
+    await opened.publish(dict.fromkeys(KEYS[:1], Tier.DRAM), "b", "run")
     await opened.withdraw(KEYS[:2], "a")
     assert await opened.holders(KEYS[:2]) == [(Holding("b", Tier.DRAM),)]
 
 
 async def test_a_holder_without_a_mark_is_not_told_of(index: tuple[Index, FakeClock]) -> None:
     opened = index[0]
-    await opened.publish({KEYS[0]: Tier.DRAM}, "dead")
+    await opened.publish({KEYS[0]: Tier.DRAM}, "dead", "run")
     assert await opened.holders(KEYS[:1]) == []
-    await (await marked(opened, "a")).publish({KEYS[0]: Tier.DRAM}, "a")
+    await (await marked(opened, "a")).publish({KEYS[0]: Tier.DRAM}, "a", "run")
     assert await opened.holders(KEYS[:1]) == [(Holding("a", Tier.DRAM),)]
+
+
+async def test_what_a_former_run_told_does_not_count(index: tuple[Index, FakeClock]) -> None:
+    opened = await marked(index[0], "a")
+    await opened.publish(dict.fromkeys(KEYS[:2], Tier.DRAM), "a", "run")
+    await opened.mark("a", "next", 60.0)
+    assert await opened.holders(KEYS[:1]) == []
+    await opened.publish({KEYS[0]: Tier.NVME}, "a", "next")
+    assert await opened.holders(KEYS) == [(Holding("a", Tier.NVME),)]
+
+
+async def test_who_leaves_takes_its_own_mark_alone(index: tuple[Index, FakeClock]) -> None:
+    opened = await marked(index[0], "a")
+    await opened.publish({KEYS[0]: Tier.DRAM}, "a", "run")
+    await opened.unmark("a", "former")
+    assert await opened.mark("a", "run", 60.0)
+    await opened.unmark("a", "run")
+    assert await opened.holders(KEYS[:1]) == []
 
 
 async def test_a_mark_tells_whether_the_last_one_of_the_same_run_stands(index: tuple[Index, FakeClock]) -> None:
@@ -80,7 +98,7 @@ async def test_a_mark_tells_whether_the_last_one_of_the_same_run_stands(index: t
 
 async def test_every_key_expires(index: tuple[Index, FakeClock]) -> None:
     clock, opened = index[1], await marked(index[0], "a")
-    await opened.publish(dict.fromkeys(KEYS, Tier.DRAM), "a")
+    await opened.publish(dict.fromkeys(KEYS, Tier.DRAM), "a", "run")
     for _ in range(100):  # the fake's clock is moved; the real one moves while we ask
         clock.advance(TTL_S / 50)
         if not await opened.holders(KEYS):
@@ -90,7 +108,7 @@ async def test_every_key_expires(index: tuple[Index, FakeClock]) -> None:
 
 
 async def test_nothing_asked_is_nothing_answered(index: tuple[Index, FakeClock]) -> None:
-    await index[0].publish({}, "a")
+    await index[0].publish({}, "a", "run")
     await index[0].withdraw([], "a")
     assert await index[0].holders([]) == []
 
@@ -113,7 +131,10 @@ class Broken:
     async def mark(self, instance: str, run: str, ttl_s: float) -> bool:
         raise IndexLost
 
-    async def publish(self, held: object, instance: str) -> None:
+    async def unmark(self, instance: str, run: str) -> None:
+        raise IndexLost
+
+    async def publish(self, held: object, instance: str, run: str) -> None:
         raise IndexLost
 
     async def withdraw(self, keys: object, instance: str) -> None:
@@ -142,20 +163,20 @@ async def test_hints_name_the_other_instance_that_holds_most_leading_blocks() ->
     clock = FakeClock()
     index = await marked(open_index("memory://", 60.0, clock), "me", "other", "third")
     hints = Hints(index, "me", clock)
-    await index.publish(dict.fromkeys(KEYS[:2], Tier.NVME), "other")
-    await index.publish(dict.fromkeys((KEYS[0], KEYS[2]), Tier.DRAM), "third")
+    await index.publish(dict.fromkeys(KEYS[:2], Tier.NVME), "other", "run")
+    await index.publish(dict.fromkeys((KEYS[0], KEYS[2]), Tier.DRAM), "third", "run")
     assert await hints.elsewhere(KEYS) == ("other", 2)
-    await index.publish(dict.fromkeys(KEYS[:2], Tier.DRAM), "third")
+    await index.publish(dict.fromkeys(KEYS[:2], Tier.DRAM), "third", "run")
     assert await hints.elsewhere(KEYS) == ("third", 3)
-    await index.publish({KEYS[3]: Tier.DRAM}, "me")
+    await index.publish({KEYS[3]: Tier.DRAM}, "me", "run")
     assert await hints.elsewhere(KEYS[3:]) == ("", 0)
 
 
 async def test_of_equal_holders_the_one_with_more_in_memory_is_named() -> None:
     clock = FakeClock()
     index = await marked(open_index("memory://", 60.0, clock), "disk", "memory")
-    await index.publish(dict.fromkeys(KEYS, Tier.NVME), "disk")
-    await index.publish(dict.fromkeys(KEYS, Tier.DRAM), "memory")
+    await index.publish(dict.fromkeys(KEYS, Tier.NVME), "disk", "run")
+    await index.publish(dict.fromkeys(KEYS, Tier.DRAM), "memory", "run")
     assert await Hints(index, "me", clock).elsewhere(KEYS) == ("memory", 4)
 
 

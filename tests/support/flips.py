@@ -17,7 +17,7 @@ def flipped(stack: Stack, group: str, block: int) -> Iterator[list[int]]:
 
     def noticed(notice: Notice) -> bool:
         message = messages.unpack(notice.payload)
-        for row in message.rows if isinstance(message, messages.Chunk) else ():
+        for row in message.extents.rows() if isinstance(message, messages.Chunk) else ():
             if row[:2] == (group, block):
                 landing = stack.desk._holdings[message.transfer].landing
                 stack.desk._landings._memory[landing.offset + row[3] + row[4] // 2] ^= 1

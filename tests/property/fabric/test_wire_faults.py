@@ -15,6 +15,7 @@ from fabric.errors import ServiceError
 from fabric.kvlink import messages
 from fabric.kvlink import tcp_frames as frames
 from fabric.kvlink.credit import Run
+from fabric.kvlink.extents import Extents
 from fabric.kvlink.messages import Chunk, Credit, GaveUp, Refusal
 from fabric.kvlink.tcp_frames import Answer, Greeting
 from fabric.records import LinkAddress
@@ -26,7 +27,7 @@ U64, U32 = st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
 NAMES = st.text("abcdefgh-0123456789", min_size=1, max_size=12)
 ROWS = st.lists(st.tuples(NAMES, U32, U32, U64, U64, U64), max_size=4).map(tuple)
 REPLIES = st.none() | st.builds(LinkAddress, NAMES, NAMES, U64, st.binary(max_size=20))
-CHUNKS = st.builds(Chunk, NAMES, U64, st.builds(Run, U64, U64, U64), st.booleans(), ROWS, REPLIES)
+CHUNKS = st.builds(Chunk, NAMES, U64, st.builds(Run, U64, U64, U64), st.booleans(), ROWS.map(Extents.of), REPLIES)
 COPIES = st.lists(st.tuples(U32, U32, U32), max_size=4)
 
 WELL = st.one_of(

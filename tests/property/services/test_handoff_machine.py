@@ -35,6 +35,7 @@ from fabric.deaths import Deaths, Incarnation
 from fabric.errors import Cancelled, DataLoss, DeadlineExceeded, Exhausted, StaleTicket, Unavailable
 from fabric.kvlink import Notice, Region, messages, plan
 from fabric.kvlink.credit import Run
+from fabric.kvlink.extents import Extents
 from fabric.kvlink.inproc import InprocLink
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.messages import Alive, Chunk, GaveUp, Trailing
@@ -140,7 +141,7 @@ class Handover:
         rows = tuple((p.group, p.block, p.valid_entries, p.offset, p.size, self.seal(p)) for p in places)
         start, end = places[0].offset, places[-1].offset + places[-1].size
         last = self.sent + count == len(self.places)
-        return Chunk(self.holding.ticket_id, self.chunks, Run(start, start, end), last, rows)
+        return Chunk(self.holding.ticket_id, self.chunks, Run(start, start, end), last, Extents.of(rows))
 
     def receipt(self) -> Receipt:
         """An honest one."""

@@ -11,6 +11,7 @@ import pytest
 from fabric.errors import Cancelled, DataLoss, DeadlineExceeded, Exhausted, Internal, InvalidArgument
 from fabric.kvlink import messages, open_link
 from fabric.kvlink.credit import Run
+from fabric.kvlink.extents import Extents
 from fabric.kvlink.incoming import Intake
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.link import Notice
@@ -40,7 +41,7 @@ class Desk:
     def chunk(self, number: int, start: int, values: bytes, block: int, last: bool = False) -> Chunk:
         offset = start % RING
         row = ("latent", block, 1, offset, len(values), self.write(offset, values))
-        return Chunk("t", number, Run(offset, start, start + len(values)), last, (row,))
+        return Chunk("t", number, Run(offset, start, start + len(values)), last, Extents.of([row]))
 
     def say(self, message: Chunk | GaveUp, writer: tuple[str, int] = WRITER) -> None:
         assert self.intake.noticed(Notice(*writer, message.pack()))
@@ -97,7 +98,7 @@ async def test_an_impostor_neither_writes_nor_ends_anothers_transfer(desk):
 
 async def test_a_chunk_without_credit_ends_the_transfer(desk):
     desk.say(desk.chunk(0, 0, b"a" * 4000, 0))
-    over = Chunk("t", 1, Run(0, 3 * RING, 3 * RING + 10), False, ())
+    over = Chunk("t", 1, Run(0, 3 * RING, 3 * RING + 10), False, Extents.of(()))
     desk.intake._open["t"].ring.taken_out = 100  # as if the first were still being copied
     desk.say(over)
     with pytest.raises(InvalidArgument, match="without credit"):
@@ -106,7 +107,7 @@ async def test_a_chunk_without_credit_ends_the_transfer(desk):
 
 async def test_an_extent_outside_its_chunk_is_refused_before_it_is_read(desk):
     chunk = desk.chunk(0, 0, b"a" * 100, 0)
-    stretched = Chunk("t", 0, Run(0, 0, 50), True, chunk.rows)
+    stretched = Chunk("t", 0, Run(0, 0, 50), True, chunk.extents)
     desk.say(stretched)
     with pytest.raises(InvalidArgument, match="not in its chunk"):
         await desk.intake.ready("t", 5.0)
@@ -115,7 +116,7 @@ async def test_an_extent_outside_its_chunk_is_refused_before_it_is_read(desk):
 
 async def test_extents_that_overlap_are_refused_before_they_are_read(desk):
     chunk = desk.chunk(0, 0, b"a" * 100, 0)
-    desk.say(Chunk("t", 0, chunk.run, True, chunk.rows * 2))
+    desk.say(Chunk("t", 0, chunk.run, True, Extents.of(chunk.extents.rows() * 2)))
     with pytest.raises(InvalidArgument, match="overlap"):
         await desk.intake.ready("t", 5.0)
     assert not desk.placed.blocks
@@ -124,7 +125,7 @@ async def test_extents_that_overlap_are_refused_before_they_are_read(desk):
 async def test_extents_that_wait_for_an_earlier_chunk_are_bounded(desk):
     rows = tuple(("latent", 1, 1, offset, 1, 0) for offset in range(RING))
     for number in range(1, 30):
-        desk.say(Chunk("t", number, Run(0, number * RING, (number + 1) * RING), False, rows))
+        desk.say(Chunk("t", number, Run(0, number * RING, (number + 1) * RING), False, Extents.of(rows)))
     with pytest.raises(InvalidArgument, match="early"):
         await desk.intake.ready("t", 5.0)
 
@@ -134,10 +135,10 @@ async def test_a_stranger_is_not_answered_and_cannot_pass_for_a_newer_incarnatio
     link = open_link("inproc://", *WRITER)
     stranger = (WRITER[0], 1 << 60)
     reply = LinkAddress("inproc://", *stranger)
-    desk.say(Chunk("unknown", 0, Run(0, 0, 0), False, (), reply), stranger)
+    desk.say(Chunk("unknown", 0, Run(0, 0, 0), False, Extents.of(()), reply), stranger)
     await asyncio.sleep(0)
     chunk = desk.chunk(0, 0, b"a" * 3000, 0)
-    desk.say(Chunk("t", 0, chunk.run, False, chunk.rows, link.address))
+    desk.say(Chunk("t", 0, chunk.run, False, chunk.extents, link.address))
     async with asyncio.timeout(5.0):
         credit = await anext(link.notices())
     assert messages.unpack(credit.payload) == Credit("t", 3000)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fabric.errors import InvalidArgument
 from fabric.kvlink import messages
 from fabric.kvlink.credit import Run
+from fabric.kvlink.extents import Extents
 from fabric.kvlink.messages import Chunk, Credit, GaveUp, Refusal
 from fabric.records import LinkAddress
 
@@ -18,7 +19,7 @@ NAMES = st.text(min_size=1, max_size=20)
 EXTENTS = st.tuples(NAMES, U32, U32, U64, U64, U64)
 REPLIES = st.none() | st.builds(LinkAddress, NAMES, NAMES, U64, st.binary(max_size=50))
 RUNS = st.builds(Run, U64, U64, U64)
-CHUNKS = st.builds(Chunk, NAMES, U64, RUNS, st.booleans(), st.lists(EXTENTS, max_size=20).map(tuple), REPLIES)
+CHUNKS = st.builds(Chunk, NAMES, U64, RUNS, st.booleans(), st.lists(EXTENTS, max_size=20).map(Extents.of), REPLIES)
 MESSAGES = CHUNKS | st.builds(GaveUp, NAMES) | st.builds(Credit, NAMES, U64) | st.builds(Refusal, NAMES, NAMES, NAMES)
 
 
@@ -51,7 +52,7 @@ def test_arbitrary_bytes_raise_nothing_but_invalid_argument(payload):
 
 def test_another_digest_kind_is_named_in_the_refusal(monkeypatch):
     monkeypatch.setattr(messages, "DIGEST_KIND", "crc32c")
-    packed = Chunk("t", 0, Run(0, 0, 0), True, ()).pack()
+    packed = Chunk("t", 0, Run(0, 0, 0), True, Extents.of(())).pack()
     monkeypatch.undo()
     with pytest.raises(InvalidArgument, match=r"'crc32c', not 'xxh3-64'"):
         messages.unpack(packed)

@@ -27,7 +27,7 @@ def row(offset: int, size: int, shift: int = 0) -> tuple[CopyRow, np.ndarray]:
 
 
 def test_what_is_too_short_for_the_kernel_is_known_on_both_sides():
-    assert verify._KERNEL_BYTES == LEAST_BYTES
+    assert verify.KERNEL_BYTES == LEAST_BYTES
 
 
 @settings(max_examples=400, deadline=None)

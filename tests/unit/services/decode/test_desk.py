@@ -27,6 +27,7 @@ from fabric.deaths import Deaths, Incarnation
 from fabric.errors import StaleTicket
 from fabric.kvlink import Notice
 from fabric.kvlink.credit import Run
+from fabric.kvlink.extents import Extents
 from fabric.kvlink.inproc import InprocLink
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.messages import Chunk
@@ -72,7 +73,7 @@ class Bench:
         self.landings._memory[start : start + size] = values
         extents = tuple(p.sealed(digest(values[p.offset : p.offset + p.size])) for p in holding.handoff.places())
         rows = tuple((e.group, e.block, e.valid_entries, e.offset, e.size, e.digest) for e in extents)
-        chunk = Chunk(holding.ticket_id, 0, Run(0, 0, size), True, rows)
+        chunk = Chunk(holding.ticket_id, 0, Run(0, 0, size), True, Extents.of(rows))
         self.desk.noticed(Notice(WRITER.instance, WRITER.epoch, chunk.pack()))
         model, ask = self.engine.model, holding.ask
         names = (holding.ticket_id, ask.request_id, EPOCH, model.revision, model.layout.fingerprint)

@@ -50,6 +50,9 @@ class RecordingLink:
     def expecting(self) -> Iterator[None]:
         yield
 
+    def push_at_once(self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes) -> bool:
+        return False
+
     async def push(self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes, timeout_s: float) -> None:
         if self.failure is not None:
             raise self.failure
@@ -61,7 +64,7 @@ class RecordingLink:
         message = messages.unpack(notify)
         assert not isinstance(message, messages.Credit | messages.Refusal)
         self.messages.append(message)
-        for group, block, _, offset, size, seal in message.rows if isinstance(message, Chunk) else ():
+        for group, block, _, offset, size, seal in message.extents.rows() if isinstance(message, Chunk) else ():
             self.extents[group, block] = self.memory[offset : offset + size].copy()
             assert digest(self.extents[group, block]) == seal
         self.arrived.release()
