@@ -84,6 +84,11 @@ class Announcer:
             else:
                 await self._wait()
 
+    async def leave(self) -> None:
+        """Takes the mark back: nobody is pointed here any more."""
+        with suppress(IndexLost):
+            await self._index.unmark(self._instance, self._run)
+
     async def step(self) -> None:
         """Marks, and tells one batch of what is due. Raises IndexLost; then nothing is forgotten."""
         await self._mark()
@@ -119,7 +124,7 @@ class Announcer:
         gone = [key for key, tier in told.items() if tier is None]
         self._telling = len(keys)
         try:
-            await self._index.publish(held, self._instance)
+            await self._index.publish(held, self._instance, self._run)
             await self._index.withdraw(gone, self._instance)
         except IndexLost:
             self.changed(keys)

@@ -30,14 +30,18 @@ class Index(Protocol):
     async def mark(self, instance: str, run: str, ttl_s: float) -> bool:
         """Says that this run of `instance` lives, for `ttl_s`. False if its last mark is gone: entries may be, too."""
 
-    async def publish(self, held: Mapping[bytes, Tier], instance: str) -> None:
-        """Says that `instance` holds these keys; also renews their time to live."""
+    async def unmark(self, instance: str, run: str) -> None:
+        """This run of `instance` leaves: nobody is pointed to it any more. Another run's mark stays."""
+
+    async def publish(self, held: Mapping[bytes, Tier], instance: str, run: str) -> None:
+        """Says that this run of `instance` holds these keys; also renews their time to live."""
 
     async def withdraw(self, keys: Sequence[bytes], instance: str) -> None:
         """Takes `instance` back as a holder of `keys`; other holders stay."""
 
     async def holders(self, keys: Sequence[bytes]) -> list[tuple[Holding, ...]]:
-        """Marked holders of each of the leading `keys`, up to the first one that nobody holds."""
+        """Holders of each of the leading `keys`, up to the first one that nobody holds. What a run said that is not the
+        marked one of its instance does not count."""
 
     async def close(self) -> None:
         """Ends connections; safe to repeat."""

@@ -15,7 +15,7 @@ class MemoryIndex:
 
     def __init__(self, ttl_s: float, clock: Callable[[], float], max_keys: int = MAX_KEYS) -> None:
         self._ttl_s, self._clock, self._max_keys = ttl_s, clock, max_keys
-        self._holders: OrderedDict[bytes, tuple[dict[str, Tier], float]] = OrderedDict()
+        self._holders: OrderedDict[bytes, tuple[dict[str, tuple[Tier, str]], float]] = OrderedDict()
         self._marks: dict[str, tuple[str, float]] = {}
 
     async def mark(self, instance: str, run: str, ttl_s: float) -> bool:
@@ -23,9 +23,13 @@ class MemoryIndex:
         self._marks[instance] = (run, self._clock() + ttl_s)
         return stood
 
-    async def publish(self, held: Mapping[bytes, Tier], instance: str) -> None:
+    async def unmark(self, instance: str, run: str) -> None:
+        if self._marked(instance) == run:
+            del self._marks[instance]
+
+    async def publish(self, held: Mapping[bytes, Tier], instance: str, run: str) -> None:
         for key, tier in held.items():
-            self._holders[key] = (self._of(key) | {instance: tier}, self._clock() + self._ttl_s)
+            self._holders[key] = (self._of(key) | {instance: (tier, run)}, self._clock() + self._ttl_s)
             self._holders.move_to_end(key)
         while len(self._holders) > self._max_keys:
             self._holders.popitem(last=False)
@@ -37,7 +41,8 @@ class MemoryIndex:
     async def holders(self, keys: Sequence[bytes]) -> list[tuple[Holding, ...]]:
         found: list[tuple[Holding, ...]] = []
         for key in keys:
-            held = tuple(Holding(instance, tier) for instance, tier in self._of(key).items() if self._marked(instance))
+            told = self._of(key).items()
+            held = tuple(Holding(instance, tier) for instance, (tier, run) in told if self._marked(instance) == run)
             if not held:
                 break
             found.append(held)
@@ -46,7 +51,7 @@ class MemoryIndex:
     async def close(self) -> None:
         self._holders.clear()
 
-    def _of(self, key: bytes) -> dict[str, Tier]:
+    def _of(self, key: bytes) -> dict[str, tuple[Tier, str]]:
         holders, expires_at = self._holders.get(key, ({}, 0.0))
         return holders if expires_at > self._clock() else {}
 

@@ -12,6 +12,7 @@ from services.kvstore.index import Holding, IndexLost, Tier
 
 _HELD, _MARK = b"deepinfer:kv:held:", "deepinfer:kv:mark:"
 _TIMEOUT_S = 0.25
+_TIERS = {tier.value.encode(): tier for tier in Tier}
 # A call for each key would cost the event loop more than it costs Redis.
 _PUBLISH = """
 for i, key in ipairs(KEYS) do
@@ -19,6 +20,7 @@ for i, key in ipairs(KEYS) do
   redis.call('pexpire', key, ARGV[2])
 end
 """
+_UNMARK = "if redis.call('get', KEYS[1]) == ARGV[1] then redis.call('del', KEYS[1]) end"
 _WITHDRAW = "for _, key in ipairs(KEYS) do redis.call('hdel', key, ARGV[1]) end"
 # The mark is looked at in the same moment: whoever marks itself later finds its mark gone and tells everything anew.
 _FORGET = """
@@ -37,12 +39,13 @@ return found
 
 
 class RedisIndex:
-    """One Redis hash per block: instance -> tier. One string per instance, its mark. All with a time to live."""
+    """One Redis hash per block: instance -> tier and run. One string per instance: its mark. All of them expire."""
 
     def __init__(self, url: str, ttl_s: float) -> None:
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._redis = Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
         self._publish = self._redis.register_script(_PUBLISH)
+        self._unmark = self._redis.register_script(_UNMARK)
         self._withdraw = self._redis.register_script(_WITHDRAW)
         self._forget = self._redis.register_script(_FORGET)
         self._holders = self._redis.register_script(_HOLDERS)
@@ -51,26 +54,29 @@ class RedisIndex:
         before: bytes | None = await _answered(self._redis.set(_MARK + instance, run, px=round(ttl_s * 1000), get=True))
         return before == run.encode()
 
-    async def publish(self, held: Mapping[bytes, Tier], instance: str) -> None:
+    async def unmark(self, instance: str, run: str) -> None:
+        await _answered(self._unmark([_MARK + instance], [run]))
+
+    async def publish(self, held: Mapping[bytes, Tier], instance: str, run: str) -> None:
         if held:
-            await _answered(self._publish(_keys(held), [instance, self._ttl_ms, *held.values()]))
+            told = [f"{tier} {run}" for tier in held.values()]
+            await _answered(self._publish(_keys(held), [instance, self._ttl_ms, *told]))
 
     async def withdraw(self, keys: Sequence[bytes], instance: str) -> None:
         if keys:
             await _answered(self._withdraw(_keys(keys), [instance]))
 
     async def holders(self, keys: Sequence[bytes]) -> list[tuple[Holding, ...]]:
-        """Those whose mark is gone are not told of, and forgotten: they announce themselves anew if they live."""
+        """Those whose mark is gone are forgotten: they announce themselves anew if they live."""
         answers: list[list[bytes]] = await _answered(self._holders(_keys(keys))) if keys else []
-        found = [_holdings(fields) for fields in answers]
-        instances = sorted({holding.instance for held in found for holding in held})
+        instances = sorted({name for fields in answers for name in fields[::2]})
         if not instances:
             return []
-        marks = await _answered(self._redis.mget([_MARK + instance for instance in instances]))
-        dead = {instance for instance, mark in zip(instances, marks, strict=True) if mark is None}
-        for instance in dead:
-            await _answered(self._forget([_MARK + instance, *_keys(keys[: len(found)])], [instance]))
-        return _leading([tuple(each for each in held if each.instance not in dead) for held in found])
+        marks = await _answered(self._redis.mget([_MARK.encode() + instance for instance in instances]))
+        runs: dict[bytes, bytes | None] = dict(zip(instances, marks, strict=True))
+        for instance in (instance for instance, run in runs.items() if run is None):
+            await _answered(self._forget([_MARK.encode() + instance, *_keys(keys[: len(answers)])], [instance]))
+        return _leading([_holdings(fields, runs) for fields in answers])
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -88,11 +94,14 @@ def _keys(keys: Mapping[bytes, Tier] | Sequence[bytes]) -> list[bytes]:
     return [_HELD + key for key in keys]
 
 
-def _holdings(fields: Sequence[bytes]) -> tuple[Holding, ...]:
-    """Of a hash's fields and values in turn. What another version wrote, or whoever else, is no holding."""
-    tiers = {tier.value.encode(): tier for tier in Tier}
-    pairs = zip(fields[::2], fields[1::2], strict=True)
-    return tuple(Holding(name.decode(errors="replace"), tiers[value]) for name, value in pairs if value in tiers)
+def _holdings(fields: Sequence[bytes], runs: Mapping[bytes, bytes | None]) -> tuple[Holding, ...]:
+    """Of a hash's fields and values in turn. What a former run told, or whoever else, is no holding."""
+    found = []
+    for name, value in zip(fields[::2], fields[1::2], strict=True):
+        told, _, run = value.partition(b" ")
+        if told in _TIERS and run == runs[name]:
+            found.append(Holding(name.decode(errors="replace"), _TIERS[told]))
+    return tuple(found)
 
 
 def _leading(found: list[tuple[Holding, ...]]) -> list[tuple[Holding, ...]]:

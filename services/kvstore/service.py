@@ -121,6 +121,7 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
         prefetcher = Prefetcher(tiers, tiers.dram.capacity // 2)
         store = _open_store(settings, tiers, link, hints, announcer, prefetcher, metrics)
         await stack.enter_async_context(background(prefetcher.run(), "prefetches"))
+        stack.push_async_callback(announcer.leave)
         await stack.enter_async_context(background(announcer.run(), "announcer"))
         if nvme is not None:
             await stack.enter_async_context(background(nvme.run(), "nvme"))

@@ -78,7 +78,7 @@ async def test_a_redis_that_is_killed_and_starts_empty_is_told_what_is_held_by_t
 async def test_who_does_not_mark_itself_is_forgotten_and_comes_back_with_its_mark(tmp_path: Path) -> None:
     with redis_server(tmp_path) as redis:
         async with holder(redis) as held, Redis.from_url(redis.url) as client:
-            await client.hset(b"deepinfer:kv:held:" + KEYS[0], "gone", "dram")
+            await client.hset(b"deepinfer:kv:held:" + KEYS[0], "gone", "dram run")
             assert (await Hints(held.index, "neighbour", time.monotonic).elsewhere(KEYS))[0] == "holder"
             assert await client.hkeys(b"deepinfer:kv:held:" + KEYS[0]) == [b"holder"]
             await client.delete("deepinfer:kv:mark:holder")
@@ -93,7 +93,7 @@ async def test_every_key_in_redis_has_a_time_to_live(tmp_path: Path) -> None:
             assert min([await client.pttl(key) for key in keys]) > 0
 
 
-@pytest.mark.parametrize("value", [b"", b"x" * 100, b"dram\x00"])
+@pytest.mark.parametrize("value", [b"", b"x" * 100, b"dram", b"dram\x00 run", b"dram other", b"\xff run"])
 async def test_what_is_no_holding_is_not_believed(tmp_path: Path, value: bytes) -> None:
     with redis_server(tmp_path) as redis:
         async with holder(redis) as held, Redis.from_url(redis.url) as client:

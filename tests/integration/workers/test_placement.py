@@ -168,7 +168,7 @@ async def test_a_hint_to_one_that_does_not_answer_costs_what_it_had_alone(
         store = stores.stack.running[home].servicer.store
         index = store._hints._index
         await index.mark(ghost, "run", 60.0)
-        await index.publish(dict.fromkeys(prefix_keys(stores.stack, LONGER), Tier.DRAM), ghost)
+        await index.publish(dict.fromkeys(prefix_keys(stores.stack, LONGER), Tier.DRAM), ghost, "run")
         async with open_discovery(stores.discovery).register(MemberInfo("kvstore", ghost, "127.0.0.1:1", 1)):
             assert await stores.asked(oracle, LONGER) == WHOLE
         assert stores.metric("prefill", "prefill_store_hints_total", result="stale") == 1

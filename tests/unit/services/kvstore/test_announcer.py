@@ -25,13 +25,17 @@ class Flaky(MemoryIndex):
         self._require()
         return await super().mark(instance, run, ttl_s)
 
-    async def publish(self, held: Mapping[bytes, Tier], instance: str) -> None:
+    async def publish(self, held: Mapping[bytes, Tier], instance: str, run: str) -> None:
         self._require()
-        await super().publish(held, instance)
+        await super().publish(held, instance, run)
 
     async def withdraw(self, keys: Sequence[bytes], instance: str) -> None:
         self._require()
         await super().withdraw(keys, instance)
+
+    async def unmark(self, instance: str, run: str) -> None:
+        self._require()
+        await super().unmark(instance, run)
 
     def lose_everything(self) -> None:
         self._holders.clear()
@@ -134,6 +138,16 @@ async def test_everything_is_told_again_before_it_expires(world: World) -> None:
         world.clock.advance(3600.0 / 4)
         await world.announcer.step()
         assert await world.told() == world.holds
+
+
+async def test_who_leaves_is_named_no_more_and_an_index_that_is_away_does_not_keep_it(world: World) -> None:
+    world.holds[KEYS[0]] = Tier.DRAM
+    await world.announcer.step()
+    world.index.up = False
+    await world.announcer.leave()
+    world.index.up = True
+    await world.announcer.leave()
+    assert await world.told() == {}
 
 
 async def test_more_changes_than_may_wait_become_one_pass_over_everything(
