@@ -180,6 +180,12 @@ class EvictionOrder(Generic[K]):
         node = self._lowest(self._plain, now, movable) or self._lowest(self._promised, now, movable)
         return None if node is None else node.key
 
+    def oldest(self, movable: Callable[[K], bool]) -> K | None:
+        """The movable record that was used longest ago, be it continued by others or not; looks at all of them."""
+        nodes = (node for node in self._nodes.values() if movable(node.key))
+        found = min(nodes, key=lambda node: (node.used_s, node.tick), default=None)
+        return None if found is None else found.key
+
     def expired(self, now: float) -> list[K]:
         """Leaves unused for their idle time and promised to nobody; what they continue comes up once they left."""
         self._end_promises(now)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from fabric.errors import Exhausted
@@ -22,11 +21,11 @@ from services.kvstore.policy.budget import NOBODY, Owner
 from services.kvstore.prefetch import Prefetcher, Rising
 from services.kvstore.puts import Committed, Granted, PutSession
 from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind
+from services.kvstore.streaming import stream
 from services.kvstore.telemetry import StoreMetrics
 from services.kvstore.tier import Held
 from services.kvstore.tiers import Tiers
 from services.worker.notices import HandoffNotice
-from services.worker.together import settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +106,11 @@ class Store:
     async def get(
         self, names: Sequence[BlockName], first_block: int, anchor: bool, identity: Identity, landing: Landing
     ) -> Served:
-        """Writes the records into the landing, chunk by chunk: with an anchor all that was asked for, or nothing.
-        However it ends, the reader is told that no more will be written.
+        """Writes the records into the landing, chunk by chunk, from DRAM while what follows still comes from the disk.
+
+        What is not here at the start is not begun with an anchor. What is found damaged or gone on the way ends it
+        there: the last chunk says so, and the answer what there was. However it ends, the reader is told that no more
+        will be written.
 
         Raises:
             InvalidArgument: the landing is smaller than an extent.
@@ -120,21 +122,23 @@ class Store:
     async def _serve(
         self, outgoing: Outgoing, names: Sequence[BlockName], first_block: int, anchor: bool, identity: Identity
     ) -> Served:
-        await self.tiers.raise_(names, identity, anchor)
-        records = self.tiers.collect(names, identity, anchor)
-        with self.tier.pinned(records):
-            sound = await settled(asyncio.to_thread(self._sound, records))
-            if sound < len(records):
-                self._corrupt(records[sound])
-            records = records[:sound]
-            if not records or (anchor and records[-1].id.kind is not RecordKind.ANCHOR):
-                self._metrics.miss("left")
-                return Served((), 0, anchor=False)
-            extents = list(_placed(records, first_block))
-            await outgoing.send(self._pieces(records, extents), last=True)
+        held = self.tiers.lookup(names, identity)
+        if not held.blocks or (anchor and held.anchored < len(names)):
+            self._metrics.miss("left")
+            return Served((), 0, anchor=False)
+        names, sent = names[: held.blocks], _Sent(first_block)
+        async with aclosing(stream(self.tiers, names, identity, anchor)) as parts:
+            async for part in parts:
+                if part.damaged is not None:
+                    self._corrupt(part.damaged)
+                extents = sent.place(part.records)
+                done = not part.whole or sent.blocks == len(names)
+                if extents or sent.blocks:
+                    await outgoing.send(self._pieces(part.records, extents), last=done)
+        if not sent.blocks or (anchor and not sent.anchor):
+            self._metrics.miss("left")
         self._announcer.changed([name.key for name in names])
-        blocks = sum(record.id.kind is RecordKind.BLOCK for record in records)
-        return Served(tuple(extents), blocks, anchor)
+        return Served(tuple(sent.extents), sent.blocks, sent.anchor)
 
     @asynccontextmanager
     async def putting(self, offer: Offer) -> AsyncIterator[PutSession]:
@@ -195,10 +199,6 @@ class Store:
         found = [self.tier.by_id(record) for record in needed if record is not None]
         return [record for record in found if record is not None]
 
-    def _sound(self, records: Sequence[Record]) -> int:
-        """How many leading records are intact."""
-        return next((at for at, record in enumerate(records) if not self.tier.is_intact(record)), len(records))
-
     def _corrupt(self, record: Record) -> None:
         self._metrics.miss("corrupt")
         self.damaged(record)
@@ -228,11 +228,22 @@ class Store:
         return {record.key for record in (*self.tier.ids, *below) if record.kind is RecordKind.BLOCK}
 
 
-def _placed(records: Sequence[Record], first_block: int) -> Iterator[Extent]:
-    """The extents of `records` laid out one after the other in a landing, blocks numbered from `first_block`."""
-    start = 0
-    for index, record in enumerate(records):
-        block = first_block + index if record.id.kind is RecordKind.BLOCK else 0
-        for extent in record.extents:
-            yield replace(extent, block=block, offset=start + extent.offset)
-        start += record.size
+class _Sent:
+    """What was written of a read: records laid out one after the other, blocks numbered from the first one's number."""
+
+    def __init__(self, first_block: int) -> None:
+        self.extents: list[Extent] = []
+        self.blocks, self.anchor = 0, False
+        self._first_block, self._end = first_block, 0
+
+    def place(self, records: Sequence[Record]) -> list[Extent]:
+        """Where the extents of the next records go."""
+        placed = []
+        for record in records:
+            is_block = record.id.kind is RecordKind.BLOCK
+            block = self._first_block + self.blocks if is_block else 0
+            placed += [replace(each, block=block, offset=self._end + each.offset) for each in record.extents]
+            self.blocks, self.anchor = self.blocks + is_block, not is_block
+            self._end += record.size
+        self.extents += placed
+        return placed

@@ -124,6 +124,8 @@ class DramTier:
         self.drop_idle()
         while (offset := self._slab.take(size_bytes)) is None:
             coldest = self._order.coldest(self._clock(), self._is_movable)
+            if coldest is None and self._warm is not None:  # one long prefix whose end is being read: it is below too
+                coldest = self._order.oldest(self._is_movable)
             if coldest is None:
                 return None
             self.drop(self._records[coldest])

@@ -39,14 +39,23 @@ class Tiers:
                 anchored = blocks
         return Held(blocks, anchored)
 
-    async def raise_(self, names: Sequence[BlockName], identity: Identity, anchor: bool) -> None:
+    def size_of(self, kind: RecordKind, name: BlockName) -> int | None:
+        """Bytes of a record, of whatever tokens, in any tier; None where it is not here."""
+        held = self.dram.by_id(RecordId(kind, name.key))
+        return held.size if held is not None else self._below(RecordId(kind, name.key))
+
+    def only_warm(self, names: Sequence[BlockName], identity: Identity, anchor: bool) -> list[Record]:
+        """What of the leading names is in DRAM and not below. No use of it."""
+        return [record for record in self._missing(names, identity, anchor)[1] if self._below(record.id) is None]
+
+    async def raise_(self, names: Sequence[BlockName], identity: Identity, anchor: bool) -> set[RecordId]:
         """Brings what is asked for up to DRAM, as far as it is here and there is room, verified on the way.
 
-        The anchor of the last block only where all blocks are here: without them it is of no use.
+        The anchor of the last block only where all blocks are here: without them it is of no use. Returns what came up.
         """
         missing, here = self._missing(names, identity, anchor)
         if self.nvme is None or not missing:
-            return
+            return set()
         with self.dram.pinned(here):
             offsets = self._room([size for _, _, size in missing])
             wanted = [
@@ -59,8 +68,8 @@ class Tiers:
                 for offset in offsets:
                     self.dram.give(offset)
                 raise
-            for (_, name, _), offset, stored in zip(missing, offsets, read, strict=False):
-                self._admit(name, identity, offset, stored)
+            came = zip(missing, offsets, read, strict=False)
+            return {record for (record, name, _), at, stored in came if self._admit(name, identity, at, stored)}
 
     def collect(self, names: Sequence[BlockName], identity: Identity, anchor: bool) -> list[Record]:
         """Leading blocks of `names` that are in DRAM and, where `anchor` and all are, the last one's anchor.
@@ -116,12 +125,12 @@ class Tiers:
             offsets.append(offset)
         return offsets
 
-    def _admit(self, name: BlockName, identity: Identity, offset: int, stored: Stored | None) -> None:
+    def _admit(self, name: BlockName, identity: Identity, offset: int, stored: Stored | None) -> bool:
         record = stored.placed(offset) if stored is not None else None
         if record is None or not record.answers(name, identity):
             self.dram.give(offset)
-        else:
-            self.dram.admit(record)
+            return False
+        return self.dram.admit(record)
 
     async def run(self) -> None:
         """Lets go of what is idle in DRAM, be there a demand for its room or not, until cancelled."""

@@ -254,3 +254,13 @@ def test_what_left_or_was_refused_comes_back_as_used_until_it_is_forgotten() -> 
     ghosts.keep(3, 0, 0)
     assert len(ghosts) == 2
     assert ghosts.recall(1, Arrival(5))[0] == 0
+
+
+def test_the_oldest_is_named_even_where_others_continue_it_and_never_what_is_pinned() -> None:
+    evictions = order()
+    evictions.add(1, None, 0.0)
+    evictions.add(2, 1, 0.0)
+    evictions.add(3, 2, 0.0)
+    evictions.touch([1], 5.0)
+    assert evictions.coldest(6.0, lambda key: key != 3) is None
+    assert evictions.oldest(lambda key: key != 3) == 2 and evictions.oldest(lambda key: False) is None

@@ -94,9 +94,9 @@ async def opened(folder: Path, records: int, queue_records: int = 1000, segments
 
 
 @contextmanager
-def stalled(monkeypatch) -> Iterator[threading.Event]:
-    """Writes wait from now on: the event says that one does. They go on at the end of the block."""
-    goes_on, waits, real = threading.Event(), threading.Event(), os.pwritev
+def stalled(monkeypatch, call: str = "pwritev") -> Iterator[threading.Event]:
+    """Writes, or reads, wait from now on: the event says that one does. They go on at the end of the block."""
+    goes_on, waits, real = threading.Event(), threading.Event(), getattr(os, call)
 
     def slow(*arguments: object) -> int:
         waits.set()
@@ -104,7 +104,7 @@ def stalled(monkeypatch) -> Iterator[threading.Event]:
         return real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", slow)
+        patch.setattr(os, call, slow)
         try:
             yield waits
         finally:

@@ -1,0 +1,110 @@
+"""A long read streams: what is in DRAM is there at once, what is on disk follows, and damage ends it where it is."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.kvstore.records import RecordId, RecordKind
+from services.kvstore.streaming import stream
+from tests.unit.services.kvstore.test_tiers import IDENTITY, SIZE, Bench, name, opened, payload, stalled
+
+PART = 2 * SIZE
+
+
+async def chain(bench: Bench, numbers: range, cold: range) -> None:
+    """Blocks of one prefix on disk, all but `cold` also in DRAM."""
+    for number in numbers:
+        assert bench.put(number, parent=number - 1 if number else None)
+    await bench.written()
+    for number in reversed(cold):
+        record = bench.tiers.dram.by_id(RecordId(RecordKind.BLOCK, name(number).key))
+        assert record is not None
+        bench.tiers.dram.drop(record)
+
+
+async def read(bench: Bench, numbers: range) -> list[int]:
+    """Blocks that come, part by part, each as it was put."""
+    sizes = []
+    asked = [name(number) for number in numbers]
+    async with aclosing(stream(bench.tiers, asked, IDENTITY, False, PART)) as parts:
+        async for part in parts:
+            for record in part.records:
+                data = bench.tiers.dram.memory[record.offset : record.offset + SIZE]
+                assert (data == payload(numbers[sum(sizes)])).all()
+                sizes.append(1)
+    return [sum(sizes), *([0] if not part.whole else [])]
+
+
+async def test_what_is_in_dram_comes_while_the_disk_still_reads(tmp_path: Path, monkeypatch) -> None:
+    async with opened(tmp_path, records=32) as bench:
+        await chain(bench, range(12), cold=range(4, 12))
+        asked = [name(number) for number in range(12)]
+        async with aclosing(stream(bench.tiers, asked, IDENTITY, False, PART)) as parts:
+            with stalled(monkeypatch, "preadv") as waits:
+                async with asyncio.timeout(10.0):
+                    first, second = await anext(parts), await anext(parts)
+                assert len(first.records) == len(second.records) == 2 and first.whole and second.whole
+                assert await asyncio.to_thread(waits.wait, 10.0)
+                assert len(bench.held()) == 4  # nothing came up yet
+            rest = [len(part.records) async for part in parts]
+        assert rest == [2, 2, 2, 2] and bench.held() == set(range(12))
+
+
+async def test_a_read_longer_than_dram_comes_whole(tmp_path: Path) -> None:
+    async with opened(tmp_path, records=16) as bench:
+        for number in range(40):
+            assert bench.put(number, parent=number - 1 if number else None)
+            await bench.written()
+        assert len(bench.held()) <= 16 and await read(bench, range(40)) == [40]
+
+
+async def test_what_is_in_dram_alone_is_not_evicted_for_what_comes_up(tmp_path: Path) -> None:
+    async with opened(tmp_path, records=16) as bench:
+        await chain(bench, range(16), cold=range(8))
+        for number in range(8, 16):  # as if the disk had had no time for them
+            bench.nvme.forget(RecordId(RecordKind.BLOCK, name(number).key))
+        for number in range(100, 108):  # full again, of what is younger
+            bench.clock.advance(1.0)
+            assert bench.put(number)
+            await bench.written()
+        assert await read(bench, range(16)) == [16]
+
+
+@pytest.mark.parametrize("where", [3, 6])
+async def test_damage_in_either_tier_ends_the_read_there(tmp_path: Path, where: int) -> None:
+    async with opened(tmp_path, records=32) as bench:
+        await chain(bench, range(8), cold=range(5, 8))
+        held = bench.tiers.dram.by_id(RecordId(RecordKind.BLOCK, name(where).key))
+        if held is not None:
+            bench.tiers.dram.memory[held.offset] ^= 1
+        else:
+            entry = bench.nvme._index.get(RecordId(RecordKind.BLOCK, name(where).key))
+            assert entry is not None
+            path = tmp_path / f"{entry.place.segment:012d}.segment"
+            data = np.fromfile(path, np.uint8)
+            data[entry.place.offset + SIZE // 2] ^= 1
+            data.tofile(path)
+        assert await read(bench, range(8)) == [where, 0]
+
+
+async def test_a_read_that_is_given_up_lets_go_of_everything(tmp_path: Path, monkeypatch) -> None:
+    async with opened(tmp_path, records=16) as bench:
+        await chain(bench, range(12), cold=range(2, 12))
+        asked = [name(number) for number in range(12)]
+        with stalled(monkeypatch, "preadv") as waits:
+            parts = stream(bench.tiers, asked, IDENTITY, False, PART)
+            await anext(parts)
+            assert await asyncio.to_thread(waits.wait, 10.0)
+            closing = asyncio.ensure_future(parts.aclose())
+            await asyncio.sleep(0)
+        async with asyncio.timeout(10.0):
+            await closing
+        for number in range(200, 216):  # nothing is pinned, no room is lost
+            assert bench.put(number)
+            await bench.written()
+        assert len(bench.held()) == 16
