@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.metadata
-from collections.abc import Mapping
+import multiprocessing
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -16,6 +19,9 @@ from kernels.errors import KernelError
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _NVRTC_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 _NVRTC_PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
+
+_Key: TypeAlias = tuple[Path, str, tuple[tuple[str, int], ...]]
+_compiled: dict[_Key, tuple[bytes, str]] = {}  # by `compile_ahead`
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,20 @@ def load(cubin: bytes, name: str, threads: int, shared_bytes: int) -> Kernel:
     return Kernel(handle, threads, shared_bytes)
 
 
+def compile_ahead(sources: Iterable[tuple[Path, str, Mapping[str, int]]], processes: int) -> dict[str, str]:
+    """Compile many (source, architecture, defines) side by side; `compile_cubin` then finds them done.
+
+    To be called before CUDA is used: processes are forked. Returns the reports by source and defines.
+
+    Raises KernelError as `compile_cubin` does.
+    """
+    wanted = [(source, architecture, tuple(sorted(defines.items()))) for source, architecture, defines in sources]
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
+        done = pool.map(_compile, wanted)
+        _compiled.update(zip(wanted, done, strict=True))
+    return {f"{key[0].stem} {dict(key[2])}": _compiled[key][1] for key in wanted}
+
+
 def compile_cubin(source: Path, architecture: str, defines: Mapping[str, int]) -> tuple[bytes, str]:
     """Machine code for `architecture` (sm_90a) and the compiler's log with registers and spills. Needs no GPU.
 
@@ -54,9 +74,15 @@ def compile_cubin(source: Path, architecture: str, defines: Mapping[str, int]) -
 
     Raises KernelError with the compiler's words where the source does not compile.
     """
+    key = (source, architecture, tuple(sorted(defines.items())))
+    return _compiled.get(key) or _compile(key)
+
+
+def _compile(key: _Key) -> tuple[bytes, str]:
+    source, architecture, defines = key
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
     options = [f"--gpu-architecture={architecture}", "--std=c++17", "--ptxas-options=-v", f"-I{source.parent}"]
-    options += [f"-D{name}={value}" for name, value in defines.items()]
+    options += [f"-D{name}={value}" for name, value in defines]
     given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     code = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), b"kernel.cu", 0, None, None)
     _expect(code, "starting the compiler")

@@ -76,6 +76,10 @@ __device__ __forceinline__ u32 times_plus(u32 a, u32 b, u32 c) {
 __device__ __forceinline__ void store16(u32 address, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
+__device__ __forceinline__ void read16(u32 address, u32 *to) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+}
 __device__ __forceinline__ void store4(u32 address, u32 a) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(a) : "memory");
 }

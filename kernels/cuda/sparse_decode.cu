@@ -5,7 +5,8 @@
 // warpgroup 1 accumulates channels 256..511 with the weights that warpgroup 0 leaves in shared memory. The value of a
 // key is its first 512 channels, so that one copy of a tile serves both products (K-major, then MN-major).
 //
-// Compiled with MAIN and EXTRA (record kinds below; EXTRA 0: no second cache) and WIDTH (512 or 576 channels).
+// Compiled with MAIN and EXTRA (record kinds below; EXTRA 0: no second cache), WIDTH (512 or 576 channels) and the
+// variant: FOLDED (records.cuh), HELD (warpgroup 1 takes weights as registers) and PARTS (of a tile, handed over singly).
 
 #include "hopper.cuh"
 
@@ -14,7 +15,8 @@ enum { NONE = 0, V4 = 1, V32 = 2, V41_WINDOW = 3, V41_ENTRY = 4 };
 constexpr int TILE = 64, HEADS = 64, VALUE = 512;
 constexpr int CHUNK = TILE * 128;  // bytes of 64 rows of 64 channels: the unit of the 128-byte swizzle
 constexpr int KEYS = HEADS * WIDTH * 2, WEIGHTS = KEYS + 2 * TILE * WIDTH * 2, STATE = WEIGHTS + HEADS * TILE * 2;
-constexpr int FULL = 0, FREE = 16, VALID = 32, FACTOR = 64, TOTAL = 64 + 4 * HEADS;  // offsets in the state
+constexpr int FULL = 0, FREE = 64, VALID = 80, FACTOR = 96, TOTAL = FACTOR + 4 * HEADS;  // offsets in the state
+constexpr int CODED = MAIN == 1 ? 448 : 512;  // channels whose order is permuted where FOLDED
 constexpr int PRODUCERS = 256;
 constexpr float LAG = 8;
 // Where dynamic shared memory starts: a constant, so that operands of products are constants as well.
@@ -75,13 +77,14 @@ template <int KIND>
 __device__ __forceinline__ void lay_tile(const Record<KIND> &record, bool named, int row, int part, int turn) {
     u32 lane = threadIdx.x % 32, buffer = turn % 2, state = shared + STATE;
     if (turn >= 2) barrier_wait(state + FREE + 8 * buffer, (turn / 2 - 1) & 1);
-    record.lay(shared + KEYS + buffer * TILE * WIDTH * 2, row, part);
     u32 valid = __ballot_sync(~0u, __shfl_sync(~0u, named, lane % 8 * 4)) & 0xff;
     if (lane == 0)
         asm volatile("st.shared.u8 [%0], %1;" ::"r"(state + VALID + 8 * buffer + row / 8), "r"(valid) : "memory");
-    show_to_tensor_cores();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(state + FULL + 8 * buffer);
+    record.template lay<0>(shared + KEYS + buffer * TILE * WIDTH * 2, row, part, [&](int done) {
+        show_to_tensor_cores();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(state + FULL + 32 * buffer + 8 * done);
+    });
 }
 
 // Tiles `tile` up to `end`, all of one kind; `place` and `slot` are of the tile and of the one behind it.
@@ -118,21 +121,30 @@ __device__ __forceinline__ void produce(const Parameters &p, int query) {
     if (MAIN != second_kind) produce_tiles<second_kind>(p, work, place, slot, query, row, part, middle, work.tiles);
 }
 
-template <int BUFFER> __device__ __forceinline__ void issue_scores(float (&scores)[32]) {
+template <int BUFFER> __device__ __forceinline__ void await_part(int part, int tile) {
+    barrier_wait(shared + STATE + FULL + BUFFER * 32 + part * 8, tile / 2 & 1);
+}
+
+template <int BUFFER> __device__ __forceinline__ void issue_scores(float (&scores)[32], int tile) {
     constexpr u32 keys = shared + KEYS + BUFFER * TILE * WIDTH * 2;
+    constexpr int chunks = WIDTH / 64;
+    await_part<BUFFER>(0, tile);
     hold(scores);
     begin_products();
 #pragma unroll
     for (int k = 0; k < WIDTH / 16; k++) {
         u32 at = k / 4 * CHUNK + k % 4 * 32;
+        if (k % 4 == 0 && k && k / 4 * PARTS / chunks != (k / 4 - 1) * PARTS / chunks)
+            await_part<BUFFER>(k / 4 * PARTS / chunks, tile), begin_products();
         multiply_keys(scores, operand(shared + at, 16), operand(keys + at, 16), k > 0);
     }
     commit_products();
     hold(scores);
 }
 
-template <int BUFFER> __device__ __forceinline__ void issue_values(float (&output)[128], const u32 (&weights)[16]) {
-    constexpr u32 values = shared + KEYS + BUFFER * TILE * WIDTH * 2;
+template <int BUFFER, int FIRST = 0>
+__device__ __forceinline__ void issue_values(float (&output)[128], const u32 (&weights)[16]) {
+    constexpr u32 values = shared + KEYS + BUFFER * TILE * WIDTH * 2 + FIRST;
     hold(output);
     begin_products();
 #pragma unroll
@@ -187,6 +199,13 @@ __device__ __forceinline__ void rescale(float (&output)[128], float first, float
     for (int i = 0; i < 128; i++) output[i] *= i / 2 % 2 ? second : first;
 }
 
+// Of four channels in two words, the second and the third change places.
+__device__ __forceinline__ void swap_middle(u32 &a, u32 &b) {
+    u32 first = __byte_perm(a, b, 0x5410);
+    b = __byte_perm(a, b, 0x7632);
+    a = first;
+}
+
 // bf16 rows of 256 channels to memory, by way of the shared memory in which the queries lay.
 template <int HALF>
 __device__ __forceinline__ void write(const Parameters &p, int query, int head, float (&o)[128], float first,
@@ -203,6 +222,7 @@ __device__ __forceinline__ void write(const Parameters &p, int query, int head, 
     for (int r = thread / 32; r < HEADS && head + r < p.heads; r += 4) {
         u32 a, b, c, d, at = base + lane / 8 * CHUNK + swizzled(r, lane % 8);
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(at));
+        if (FOLDED && HALF * 256 + lane * 8 < CODED) swap_middle(a, b), swap_middle(c, d);
         u16 *to = p.output + ((u64)query * p.heads + head + r) * VALUE + HALF * 256 + lane * 8;
         asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
     }
@@ -220,6 +240,7 @@ __device__ __forceinline__ void load_queries(const Parameters &p, int query, int
 #pragma unroll
     for (int i = 0; i < turns; i++) {
         int at = i * 256 + threadIdx.x, row = at / units, unit = at % units;
+        if (FOLDED && unit * 8 < CODED) swap_middle(found[i].x, found[i].y), swap_middle(found[i].z, found[i].w);
         store16(shared + unit / 8 * CHUNK + swizzled(row, unit % 8), found[i].x, found[i].y, found[i].z, found[i].w);
     }
     show_to_tensor_cores();
@@ -240,20 +261,26 @@ __device__ __forceinline__ u64 read_valid(u32 address) {
     return x;
 }
 
-// Weights as the registers of a bf16 operand, and in shared memory for the other warpgroup.
+// Weights as the registers of a bf16 operand, and in shared memory for the other warpgroup (HELD: a thread's for the
+// same thread there).
 __device__ __forceinline__ void pass_weights(const float (&s)[32], u32 (&weights)[16], const Softmax &softmax) {
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
         weights[2 * j] = pair(s[4 * j], s[4 * j + 1]), weights[2 * j + 1] = pair(s[4 * j + 2], s[4 * j + 3]);
+        if (HELD) continue;
         store4(shared + WEIGHTS + swizzled(row, j) + lane % 4 * 4, weights[2 * j]);
         store4(shared + WEIGHTS + swizzled(row + 8, j) + lane % 4 * 4, weights[2 * j + 1]);
     }
+#pragma unroll
+    for (int k = 0; HELD && k < 4; k++)
+        store16(shared + WEIGHTS + k * 2048 + threadIdx.x * 16, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2],
+                weights[4 * k + 3]);
     if (lane % 4 == 0) {
         write_float(shared + STATE + FACTOR + 4 * row, softmax.factor[0]);
         write_float(shared + STATE + FACTOR + 4 * (row + 8), softmax.factor[1]);
     }
-    show_to_tensor_cores();
+    if (!HELD) show_to_tensor_cores();
     signal<2, 256>();
 }
 
@@ -269,8 +296,7 @@ __device__ __forceinline__ void advance(float (&output)[128], float (&scores)[32
     await_products<0>();
     hold(output);
     free_tile<1 - BUFFER>();
-    barrier_wait(shared + STATE + FULL + BUFFER * 8, tile / 2 & 1);
-    issue_scores<BUFFER>(scores);
+    issue_scores<BUFFER>(scores, tile);
     await_products<0>();
     hold(scores);
     softmax.take(scores, read_valid(shared + STATE + VALID + BUFFER * 8), scale);
@@ -280,7 +306,7 @@ __device__ __forceinline__ void advance(float (&output)[128], float (&scores)[32
 }
 
 __device__ __forceinline__ void attend(const Parameters &p, const Work &work, int query, int head) {
-    float output[128], scores[32];
+    float output[128], scores[32], scale = p.scale * UNIT;
     u32 weights[16];
     Softmax softmax;
     const float infinity = __int_as_float(0x7f800000);
@@ -290,19 +316,18 @@ __device__ __forceinline__ void attend(const Parameters &p, const Work &work, in
 #pragma unroll
     for (int i = 0; i < 32; i++) scores[i] = 0;
     if (work.tiles) {
-        barrier_wait(shared + STATE + FULL, 0);
-        issue_scores<0>(scores);
+        issue_scores<0>(scores, 0);
         await_products<0>();
         hold(scores);
-        softmax.take(scores, read_valid(shared + STATE + VALID), p.scale);
+        softmax.take(scores, read_valid(shared + STATE + VALID), scale);
         pass_weights(scores, weights, softmax);
         int tile = 1;
         for (; tile + 1 < work.tiles; tile += 2) {
-            advance<1>(output, scores, weights, softmax, tile, p.scale);
-            advance<0>(output, scores, weights, softmax, tile + 1, p.scale);
+            advance<1>(output, scores, weights, softmax, tile, scale);
+            advance<0>(output, scores, weights, softmax, tile + 1, scale);
         }
         if (tile < work.tiles) {
-            advance<1>(output, scores, weights, softmax, tile, p.scale);
+            advance<1>(output, scores, weights, softmax, tile, scale);
             issue_values<1>(output, weights);
             await_products<0>();
         } else {
@@ -320,12 +345,12 @@ __device__ __forceinline__ void attend(const Parameters &p, const Work &work, in
         total += __shfl_xor_sync(~0u, total, 2);
         int at = head + row + 8 * r;
         bool mine = at < p.heads;
-        float base = softmax.most[r] * p.scale;
+        float base = softmax.most[r] * scale;
         if (mine && lane % 4 == 0)
             p.lse[(u64)query * p.heads + at] = total > 0 ? (base + __log2f(total)) * 0.69314718f : infinity;
         float whole = total;
         if (mine && p.sink && total > 0) whole += power(p.sink[at] * 1.44269504f - base);
-        inverse[r] = total > 0 ? 1.0f / whole : 0.0f;
+        inverse[r] = total > 0 ? UNIT / whole : 0.0f;
         if (lane % 4 == 0) write_float(shared + STATE + TOTAL + 4 * (row + 8 * r), inverse[r]);
     }
     meet<4, 256>();
@@ -334,11 +359,20 @@ __device__ __forceinline__ void attend(const Parameters &p, const Work &work, in
 
 template <int BUFFER>
 __device__ __forceinline__ void accumulate(float (&output)[128], int row, int tile, bool more) {
-    constexpr u32 values = shared + KEYS + BUFFER * TILE * WIDTH * 2 + 4 * CHUNK;
-    barrier_wait(shared + STATE + FULL + BUFFER * 8, tile / 2 & 1);
+    [[maybe_unused]] constexpr u32 values = shared + KEYS + BUFFER * TILE * WIDTH * 2 + 4 * CHUNK;
+    await_part<BUFFER>(PARTS - 1, tile);
     meet<2, 256>();
     u32 factor = shared + STATE + FACTOR + 4 * row;
-    if (tile) rescale(output, read_float(factor), read_float(factor + 32));
+    float first = read_float(factor), second = read_float(factor + 32);
+#if HELD
+    u32 weights[16];
+#pragma unroll
+    for (int k = 0; k < 4; k++) read16(shared + WEIGHTS + k * 2048 + threadIdx.x % 128 * 16, weights + 4 * k);
+    if (more) signal<3, 256>();
+    if (tile) rescale(output, first, second);
+    issue_values<BUFFER, 4 * CHUNK>(output, weights);
+#else
+    if (tile) rescale(output, first, second);
     hold(output);
     begin_products();
 #pragma unroll
@@ -348,10 +382,11 @@ __device__ __forceinline__ void accumulate(float (&output)[128], int row, int ti
         multiply_values(output + 64, weight, operand(values + k * 2048 + 2 * CHUNK, CHUNK));
     }
     commit_products();
+#endif
     await_products<0>();
     hold(output);
     free_tile<BUFFER>();
-    if (more) signal<3, 256>();
+    if (more && !HELD) signal<3, 256>();
 }
 
 __device__ __forceinline__ void follow(const Parameters &p, const Work &work, int query, int head) {
@@ -376,21 +411,22 @@ extern "C" __global__ void __launch_bounds__(512, 1) sparse_decode(const __grid_
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            barrier_init(shared + STATE + FULL + 8 * i, PRODUCERS / 32);
+            for (int part = 0; part < PARTS; part++)
+                barrier_init(shared + STATE + FULL + 32 * i + 8 * part, PRODUCERS / 32);
             barrier_init(shared + STATE + FREE + 8 * i, 8);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
     if (group >= 2) {
-        fewer_registers<72>();
+        fewer_registers<HELD ? 64 : 72>();
         produce(p, query);
     } else if (group == 0) {
         more_registers<208>();
         load_queries(p, query, head);
         attend(p, Work(p, query), query, head);
     } else {
-        more_registers<160>();
+        more_registers<HELD ? 176 : 160>();
         load_queries(p, query, head);
         follow(p, Work(p, query), query, head);
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,9 +19,26 @@ from kernels.errors import KernelError
 from kernels.reference.sparse_decode import HEADS_A_BLOCK, RecordKind, SparseCache, check_operands
 
 THREADS = 512
+SOURCE = Path(__file__).with_suffix(".cu")
 _CODES = {RecordKind.V4: 1, RecordKind.V32: 2, RecordKind.V41_WINDOW: 3, RecordKind.V41_ENTRY: 4}
 PAIRS = ((RecordKind.V4, None), (RecordKind.V4, RecordKind.V4), (RecordKind.V32, None),
          (RecordKind.V41_WINDOW, None), (RecordKind.V41_WINDOW, RecordKind.V41_ENTRY))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to compute the same. `folded`: FP8's exponent bias is part of the scale, in fewer instructions; `held`:
+    the second warpgroup takes weights as registers; `parts`: a tile is handed over in so many."""
+
+    folded: bool
+    held: bool
+    parts: int
+
+
+PLAIN = Variant(folded=False, held=False, parts=1)
+VARIANTS = (PLAIN, Variant(True, False, 1), Variant(True, True, 1), Variant(True, False, 2), Variant(True, True, 2),
+            Variant(True, True, 3))  # fmt: skip
+DEFAULT = PLAIN
 
 
 class _Cache(ctypes.Structure):
@@ -37,7 +55,7 @@ class _Parameters(ctypes.Structure):
 
 def sparse_decode(
     query: Tensor, main: SparseCache, extra: SparseCache | None, sink: Tensor | None, scale: float,
-    output: Tensor, lse: Tensor,
+    output: Tensor, lse: Tensor, variant: Variant = DEFAULT,
 ) -> None:  # fmt: skip
     """Fill output bf16 [queries, heads, 512] and lse fp32 [queries, heads].
 
@@ -52,26 +70,35 @@ def sparse_decode(
     )  # fmt: skip
     grid = (query.shape[0], -(-query.shape[1] // HEADS_A_BLOCK), 1)
     if query.shape[0]:
-        _kernel(main.kind, extra and extra.kind, query.device.index).launch(grid, parameters)
+        _kernel(main.kind, extra and extra.kind, variant, query.device.index).launch(grid, parameters)
 
 
-def compile_for(main: RecordKind, extra: RecordKind | None, architecture: str = "sm_90a") -> tuple[bytes, str]:
+def defines_for(main: RecordKind, extra: RecordKind | None, variant: Variant = DEFAULT) -> dict[str, int]:
+    """Macros the source is compiled with."""
+    return {
+        "MAIN": _CODES[main], "EXTRA": _CODES[extra] if extra else 0, "WIDTH": main.width,
+        "FOLDED": int(variant.folded), "HELD": int(variant.held), "PARTS": variant.parts,
+    }  # fmt: skip
+
+
+def compile_for(
+    main: RecordKind, extra: RecordKind | None, variant: Variant = DEFAULT, architecture: str = "sm_90a"
+) -> tuple[bytes, str]:
     """Machine code of one variant and the compiler's report; needs no GPU."""
-    defines = {"MAIN": _CODES[main], "EXTRA": _CODES[extra] if extra else 0, "WIDTH": main.width}
-    return compile_cubin(Path(__file__).with_suffix(".cu"), architecture, defines)
+    return compile_cubin(SOURCE, architecture, defines_for(main, extra, variant))
 
 
 def shared_bytes(width: int) -> int:
     """Dynamic shared memory of a launch: queries, two tiles of keys, weights, state, and room to align."""
-    return 64 * width * 2 * 3 + 64 * 64 * 2 + 64 + 8 * 64
+    return 64 * width * 2 * 3 + 64 * 64 * 2 + 96 + 8 * 64
 
 
 @functools.cache
-def _kernel(main: RecordKind, extra: RecordKind | None, device: int) -> Kernel:
+def _kernel(main: RecordKind, extra: RecordKind | None, variant: Variant, device: int) -> Kernel:
     if torch.cuda.get_device_capability(device)[0] != 9:
         raise KernelError("this kernel is for Hopper (sm_90a)", fix="choose kernels=reference on this GPU")
     with torch.cuda.device(device):
-        return load(compile_for(main, extra)[0], "sparse_decode", THREADS, shared_bytes(main.width))
+        return load(compile_for(main, extra, variant)[0], "sparse_decode", THREADS, shared_bytes(main.width))
 
 
 def _cache(cache: SparseCache | None) -> _Cache:

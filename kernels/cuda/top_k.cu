@@ -1,0 +1,219 @@
+// Exact top-k by index: one block of threads takes one row. Definition: kernels/reference/top_k.py.
+//
+// A row is read once. Its scores become integers in the same order, and with the place behind them no two are equal; the
+// k-th of these is found by counting digits from the top (13 bits, then 10 at a time), each count among those that share
+// the digits found so far. Where CACHED, the upper halves of the integers stay in shared memory, and only those few
+// whose upper half is the k-th's are read again.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr int THREADS = 1024, PLACE_BITS = 21, DIGIT_BITS = 10, DIGITS = 1 << DIGIT_BITS;
+constexpr int FIRST_LOW = 32 + PLACE_BITS - 13, HALF_LOW = 32 + PLACE_BITS - 16, FIRST_DIGITS = 1 << 13;
+constexpr int LISTED = FIRST_DIGITS / 2;  // as many fit where the first digits were counted
+
+struct Parameters {
+    const float *scores;  // [rows, stride]
+    const int *lengths;   // [rows], or null: every row has `columns`
+    int *indices;         // [rows, count]
+    u64 stride;
+    int columns, count;
+};
+
+struct Shared {
+    union {
+        u32 first[FIRST_DIGITS];
+        u64 list[LISTED];
+    };
+    u32 digits[DIGITS], sums[32];
+    u32 digit, above, inside, listed;
+    uint4 halves[1];  // of every thread's scores, `pitch` units of eight
+};
+
+// NaN above all, both zeros equal.
+__device__ __forceinline__ u32 ordered(float score) {
+    u32 bits = __float_as_uint(score + 0.0f);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return ~0u;
+    return bits ^ ((u32)((int)bits >> 31) | 0x80000000u);
+}
+
+__device__ __forceinline__ u64 composite(u32 key, int place) {
+    return (u64)key << PLACE_BITS | (u64)((1 << PLACE_BITS) - 1 - place);
+}
+
+// A row, and how its scores are spread: thread t has places t << log .. (t + 1) << log, in eights.
+struct Row {
+    const float *scores;
+    int length, log, pitch;
+    __device__ __forceinline__ Row(const Parameters &p) {
+        scores = p.scores + blockIdx.x * p.stride;
+        length = p.lengths ? min(max(p.lengths[blockIdx.x], 0), p.columns) : p.columns;
+        for (log = 3; THREADS << log < length;) log++;
+        pitch = 1 << (log - 3) | 1;  // odd: neighbours' units lie in different banks
+    }
+    __device__ __forceinline__ u64 at(int place) const { return composite(ordered(scores[place]), place); }
+};
+
+// Of a value per thread, the sum over the threads before.
+__device__ __forceinline__ u32 sum_before(Shared &s, u32 value) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 sum = value;
+    for (int step = 1; step < 32; step *= 2) {
+        u32 other = __shfl_up_sync(~0u, sum, step);
+        if (lane >= step) sum += other;
+    }
+    if (lane == 31) s.sums[warp] = sum;
+    __syncthreads();
+    u32 base = lane < warp ? s.sums[lane] : 0;
+    for (int step = 16; step; step /= 2) base += __shfl_xor_sync(~0u, base, step);
+    __syncthreads();
+    return base + sum - value;
+}
+
+// The digit of the `need`-th from above, how many have higher ones and how many this one. EACH digits a thread.
+template <int EACH> __device__ __forceinline__ void find(Shared &s, const u32 *counts, u32 need) {
+    int top = (THREADS - threadIdx.x) * EACH - 1;
+    u32 sum = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) sum += counts[top - i];
+    u32 above = sum_before(s, sum);
+    if (above < need && need <= above + sum) {
+        int digit = top;
+        for (; above + counts[digit] < need; digit--) above += counts[digit];
+        s.digit = digit, s.above = above, s.inside = counts[digit];
+    }
+    __syncthreads();
+}
+
+// Four scores from `place` on; those behind the end are left alone.
+__device__ __forceinline__ float4 read4(const Row &row, int place) {
+    if (place + 4 <= row.length) return *(const float4 *)(row.scores + place);
+    float4 found = make_float4(0, 0, 0, 0);
+    if (place < row.length) found.x = row.scores[place];
+    if (place + 1 < row.length) found.y = row.scores[place + 1];
+    if (place + 2 < row.length) found.z = row.scores[place + 2];
+    return found;
+}
+
+// First digits counted and upper halves kept; zero, which no score has, stands behind the end.
+__device__ __forceinline__ void take4(Shared &s, const Row &row, int place, float4 four) {
+    u32 keys[4] = {ordered(four.x), ordered(four.y), ordered(four.z), ordered(four.w)};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (place + i < row.length) atomicAdd(&s.first[keys[i] >> 19], 1u);
+        else keys[i] = 0;
+    }
+#if CACHED
+    int owner = place >> row.log, unit = (place & ((1 << row.log) - 1)) / 8;
+    uint2 *to = (uint2 *)(s.halves + owner * row.pitch + unit) + place / 4 % 2;
+    *to = make_uint2(keys[0] >> 16 | (keys[1] & 0xffff0000u), keys[2] >> 16 | (keys[3] & 0xffff0000u));
+#endif
+}
+
+__device__ __forceinline__ void read_row(Shared &s, const Row &row) {
+    constexpr int AHEAD = 4;
+    int turns = 1 << (row.log - 2);
+    for (int turn = 0; turn < turns; turn += AHEAD) {
+        float4 four[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) four[i] = read4(row, ((turn + i) * THREADS + threadIdx.x) * 4);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (turn + i < turns) take4(s, row, ((turn + i) * THREADS + threadIdx.x) * 4, four[i]);
+    }
+}
+
+// `act(composite)` for every score of this thread's whose first digits are `digit`.
+template <typename Act> __device__ __forceinline__ void each_of(Shared &s, const Row &row, u32 digit, const Act &act) {
+    int start = threadIdx.x << row.log;
+#if CACHED
+    for (int unit = 0; unit < 1 << (row.log - 3); unit++) {
+        uint4 found = s.halves[threadIdx.x * row.pitch + unit];
+        u32 words[4] = {found.x, found.y, found.z, found.w};
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if ((words[i / 2] >> (i % 2 * 16 + 3) & 0x1fff) == digit) act(row.at(start + unit * 8 + i));
+    }
+#else
+    for (int i = start; i < min(start + (1 << row.log), row.length); i++) {
+        u64 found = row.at(i);
+        if (found >> FIRST_LOW == digit) act(found);
+    }
+#endif
+}
+
+// The k-th composite in a row that has more than `need` scores, cut behind the digit that decides.
+__device__ __forceinline__ u64 threshold(Shared &s, const Row &row, u32 need) {
+    find<FIRST_DIGITS / THREADS>(s, s.first, need);
+    u32 first = s.digit, inside = s.inside;
+    u64 found = first;
+    int low = FIRST_LOW;
+    need -= s.above;
+    bool list = inside <= LISTED;
+    if (threadIdx.x == 0) s.listed = 0;
+    __syncthreads();
+    if (list && inside != need) each_of(s, row, first, [&](u64 one) { s.list[atomicAdd(&s.listed, 1u)] = one; });
+    u32 listed = inside;
+    while (inside != need) {
+        s.digits[threadIdx.x] = 0;
+        __syncthreads();
+        auto count = [&](u64 one) {
+            if (one >> low == found) atomicAdd(&s.digits[one >> (low - DIGIT_BITS) & (DIGITS - 1)], 1u);
+        };
+        if (!list) each_of(s, row, first, count);
+        else
+            for (u32 i = threadIdx.x; i < listed; i += THREADS) count(s.list[i]);
+        __syncthreads();
+        find<1>(s, s.digits, need);
+        low -= DIGIT_BITS;
+        found = found << DIGIT_BITS | s.digit, inside = s.inside, need -= s.above;
+        __syncthreads();
+    }
+    return found << low;
+}
+
+#if CACHED
+// The places not below `least`, in order.
+__device__ __forceinline__ void write(Shared &s, const Row &row, u64 least, int *to) {
+    u32 half = (u32)(least >> HALF_LOW);
+    int start = threadIdx.x << row.log;
+    u64 taken = 0;
+    for (int unit = 0; unit < 1 << (row.log - 3); unit++) {
+        uint4 found = s.halves[threadIdx.x * row.pitch + unit];
+        u32 words[4] = {found.x, found.y, found.z, found.w}, bits = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u32 mine = words[i / 2] >> i % 2 * 16 & 0xffff;
+            if (mine > half || (mine == half && row.at(start + unit * 8 + i) >= least)) bits |= 1u << i;
+        }
+        taken |= (u64)bits << unit * 8;
+    }
+    to += sum_before(s, __popcll(taken));
+    for (; taken; taken &= taken - 1) *to++ = start + __ffsll(taken) - 1;
+}
+#else
+__device__ __forceinline__ void write(Shared &s, const Row &row, u64 least, int *to) {
+    int start = threadIdx.x << row.log, end = min(start + (1 << row.log), row.length);
+    u32 taken = 0;
+    for (int i = start; i < end; i++) taken += row.at(i) >= least;
+    to += sum_before(s, taken);
+    for (int i = start; i < end; i++)
+        if (row.at(i) >= least) *to++ = i;
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(1024, 1) top_k(const __grid_constant__ Parameters p) {
+    extern __shared__ uint4 memory[];
+    Shared &s = *(Shared *)memory;
+    Row row(p);
+    int *to = p.indices + (u64)blockIdx.x * p.count;
+    if (row.length <= p.count) {
+        for (int i = threadIdx.x; i < p.count; i += THREADS) to[i] = i < row.length ? i : -1;
+        return;
+    }
+    for (int i = threadIdx.x; i < FIRST_DIGITS / 4; i += THREADS) memory[i] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+    read_row(s, row);
+    __syncthreads();
+    write(s, row, threshold(s, row, p.count), to);
+}

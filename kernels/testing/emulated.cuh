@@ -1,0 +1,116 @@
+// Just enough of CUDA to run one block after another on a CPU, its threads as coroutines. For kernels without assembly.
+// Every warp operation takes all 32 threads of a warp, which must arrive at the same one.
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __shared__
+#define __grid_constant__
+#define __launch_bounds__(...)
+
+using std::max;
+using std::min;
+
+struct uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct dim3 { unsigned x, y, z; };
+static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static dim3 threadIdx, blockIdx;
+
+namespace emulated {
+constexpr size_t STACK = 1 << 16;
+struct Meeting { unsigned turn = 0, arrived = 0; uint64_t values[2][32]; };
+static ucontext_t scheduler;
+static std::vector<ucontext_t> threads;
+static std::vector<bool> finished;
+static std::vector<Meeting> warps;
+static Meeting block;
+static unsigned current, count;
+static bool moved;
+
+static void yield() { swapcontext(&threads[current], &scheduler); }
+
+static void meet(Meeting &at, unsigned expected) {
+    unsigned turn = at.turn;
+    moved = true;
+    if (++at.arrived == expected) at.arrived = 0, at.turn++;
+    else while (at.turn == turn) yield();
+}
+
+// What every lane of this warp gives.
+static const uint64_t *exchange(uint64_t value) {
+    Meeting &warp = warps[threadIdx.x / 32];
+    uint64_t *values = warp.values[warp.turn % 2];
+    values[threadIdx.x % 32] = value;
+    meet(warp, 32);
+    return values;
+}
+
+template <typename T> static uint64_t bits(T value) { uint64_t found = 0; memcpy(&found, &value, sizeof value); return found; }
+template <typename T> static T from(uint64_t value) { T found; memcpy(&found, &value, sizeof found); return found; }
+
+// False where the threads of a block wait for each other for ever.
+template <typename Body> static bool run(unsigned blocks, unsigned size, const Body &body) {
+    static const Body *running;
+    running = &body, count = size;
+    std::vector<char> stacks(size * STACK);
+    for (unsigned b = 0; b < blocks; b++) {
+        blockIdx = {b, 0, 0};
+        threads.assign(size, {}), finished.assign(size, false), warps.assign((size + 31) / 32, {}), block = {};
+        for (unsigned t = 0; t < size; t++) {
+            getcontext(&threads[t]);
+            threads[t].uc_stack.ss_sp = &stacks[t * STACK], threads[t].uc_stack.ss_size = STACK;
+            threads[t].uc_link = &scheduler;
+            makecontext(&threads[t], +[] { (*running)(); finished[current] = moved = true; }, 0);
+        }
+        for (unsigned left = size; left;) {
+            moved = false, left = 0;
+            for (current = 0; current < size; current++) {
+                if (finished[current]) continue;
+                threadIdx = {current, 0, 0};
+                swapcontext(&scheduler, &threads[current]);
+                left += !finished[current];
+            }
+            if (!moved && left) return false;
+        }
+    }
+    return true;
+}
+}  // namespace emulated
+
+static void __syncthreads() { emulated::meet(emulated::block, emulated::count); }
+template <typename T> static T __shfl_sync(unsigned, T value, int lane) {
+    return emulated::from<T>(emulated::exchange(emulated::bits(value))[lane & 31]);
+}
+template <typename T> static T __shfl_xor_sync(unsigned mask, T value, int with) {
+    return __shfl_sync(mask, value, (threadIdx.x % 32) ^ with);
+}
+template <typename T> static T __shfl_up_sync(unsigned mask, T value, int step) {
+    int lane = threadIdx.x % 32;
+    return __shfl_sync(mask, value, lane >= step ? lane - step : lane);
+}
+static unsigned __reduce_max_sync(unsigned, unsigned value) {
+    const uint64_t *all = emulated::exchange(value);
+    return (unsigned)*std::max_element(all, all + 32);
+}
+static unsigned __reduce_min_sync(unsigned, unsigned value) {
+    const uint64_t *all = emulated::exchange(value);
+    return (unsigned)*std::min_element(all, all + 32);
+}
+static unsigned atomicAdd(unsigned *to, unsigned value) { unsigned before = *to; *to += value; return before; }
+static unsigned __float_as_uint(float x) { return (unsigned)emulated::bits(x); }
+static float __uint_as_float(unsigned x) { return emulated::from<float>(x); }
+static float __int_as_float(int x) { return emulated::from<float>((unsigned)x); }
+static int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+static int __ffsll(unsigned long long x) { return __builtin_ffsll((long long)x); }
