@@ -127,6 +127,7 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
             await stack.enter_async_context(background(nvme.run(), "nvme"))
         await stack.enter_async_context(background(store.tiers.run(), "idle"))
         await stack.enter_async_context(background(store.follow(), "notices"))
+        member = MemberInfo("kvstore", identity.instance, "", identity.epoch, capacity={"bytes": store.tier.capacity})
         admin = KvStoreAdminServicer(About(identity, settings.transport, metrics, time.monotonic()), store)
         yield Service(
             servicers=[
@@ -134,9 +135,7 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
                 (add_KvStoreAdminServiceServicer_to_server, admin),
             ],
             progress=Progress(),
-            members=MemberInfo(
-                "kvstore", identity.instance, "", identity.epoch, capacity={"bytes": store.tier.capacity}
-            ),
+            members=member,
             metrics=metrics,
         )
 
