@@ -30,6 +30,7 @@ from services.kvstore.hints import Hints
 from services.kvstore.index import open_index
 from services.kvstore.nvme.files import SegmentFiles
 from services.kvstore.nvme.tier import NvmeTier
+from services.kvstore.policy.budget import Budgets
 from services.kvstore.policy.retention import WarmWindow
 from services.kvstore.prefetch import Prefetcher
 from services.kvstore.settings import KvStoreSettings
@@ -40,6 +41,7 @@ from services.kvstore.tiers import Tiers
 
 _MIB = 1 << 20
 _GIB = 1 << 30
+_FINISH_S = 5.0  # at the end, for what waits to be written
 
 
 class KvStoreServicer(rpc.KvStoreServiceServicer):
@@ -125,6 +127,7 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
         await stack.enter_async_context(background(announcer.run(), "announcer"))
         if nvme is not None:
             await stack.enter_async_context(background(nvme.run(), "nvme"))
+            stack.push_async_callback(nvme.finish, _FINISH_S)
         await stack.enter_async_context(background(store.tiers.run(), "idle"))
         await stack.enter_async_context(background(store.follow(), "notices"))
         member = MemberInfo("kvstore", identity.instance, "", identity.epoch, capacity={"bytes": store.tier.capacity})
@@ -150,7 +153,9 @@ def _open_nvme(settings: KvStoreSettings) -> NvmeTier | None:
 
 def _open_tiers(settings: KvStoreSettings, nvme: NvmeTier | None) -> Tiers:
     warm = WarmWindow(settings.warm_h * 3600) if nvme is not None else None
-    return Tiers(DramTier(settings.memory_mb * _MIB, time.monotonic, warm), nvme, time.time)
+    memory = settings.memory_mb * _MIB
+    budgets = Budgets(round(settings.owner_budget_share * memory), round(settings.budget_share * memory))
+    return Tiers(DramTier(memory, time.monotonic, warm, budgets), nvme, time.time)
 
 
 def _open_store(

@@ -13,6 +13,12 @@ class KvStoreSettings(ServiceSettings, env_prefix="DEEPINFER_KVSTORE_"):
     """A kvstore: keeps verified KV records by prefix."""
 
     memory_mb: int = Field(256, ge=1, description="MiB of records")
+    budget_share: float = Field(
+        0.5, ge=0, le=0.9, description="share of memory_mb that retention classes may keep from leaving, softly"
+    )
+    owner_budget_share: float = Field(
+        0.125, ge=0, le=0.9, description="the same for one tenant in one class; what it used longest ago gives way"
+    )
     landing_mb: int = Field(64, ge=1, description="MiB of memory that prefill workers write new records into")
     transport: str = Field("ucx://", description="KV transport: ucx://, tcp://host:0 or inproc://")
     index: SecretStr = Field(

@@ -33,14 +33,23 @@ class Held:
 class DramTier:
     """Owns `memory`. A record is visible only after `admit`; its bytes stay while it is pinned, even after a drop."""
 
-    def __init__(self, capacity_bytes: int, clock: Callable[[], float], warm: WarmWindow | None = None) -> None:
-        """warm: how long what also `lies_below` stays unused; None where nothing is below: then as its class says."""
+    def __init__(
+        self,
+        capacity_bytes: int,
+        clock: Callable[[], float],
+        warm: WarmWindow | None = None,
+        budgets: Budgets | None = None,
+    ) -> None:
+        """warm: how long what also `lies_below` stays unused; None where nothing is below: then as its class says.
+
+        budgets: of what may be promised; by default half of the memory, to one owner as to all.
+        """
         self._slab = SlabAllocator(capacity_bytes)
         self.memory: Bytes = np.zeros(self._slab.capacity, dtype=np.uint8)
         self._clock, self._warm = clock, warm
         self._records: dict[RecordId, Record] = {}
-        budgets = Budgets(self.capacity // 2, self.capacity // 2)  # promises never fill the tier
-        self._order: EvictionOrder[RecordId] = EvictionOrder(sample, budgets)
+        self._budgets = budgets or Budgets(self.capacity // 2, self.capacity // 2)
+        self._order: EvictionOrder[RecordId] = EvictionOrder(sample, self._budgets)
         self._pins: Counter[int] = Counter()
         self._doomed: set[int] = set()
         self.evicted: Callable[[Record], None] = lambda record: None
@@ -181,15 +190,18 @@ class DramTier:
     def retain(self, keys: Iterable[bytes], keep_s: float, budget_bytes: int, owner: Owner) -> tuple[int, int]:
         """Prefers others for eviction for `keep_s` after each use. Returns records and bytes retained.
 
-        Stops short of `budget_bytes` for this call, of the owner's budget and of half of the tier for all owners.
+        `keys` of a prefix from its start. Those beyond `budget_bytes`, or the owner's whole budget, are left out; where
+        budgets are full already, promises of records that were used longest ago end for these.
         """
-        now, count, total = self._clock(), 0, 0
+        chosen: list[Record] = []
+        left = min(budget_bytes, self._budgets.owner_bytes)
         for record in (self._records.get(RecordId(kind, key)) for key in keys for kind in RecordKind):
-            if record is None or total + record.size > budget_bytes:
-                continue
-            if self._order.promise(record.id, owner, record.size, keep_s, now):
-                count, total = count + 1, total + record.size
-        return count, total
+            if record is not None and record.size <= left:
+                chosen.append(record)
+                left -= record.size
+        now, order = self._clock(), self._order
+        kept = [record for record in reversed(chosen) if order.promise(record.id, owner, record.size, keep_s, now)]
+        return len(kept), sum(record.size for record in kept)
 
     def _may_leave(self, record: RecordId) -> bool:
         if not self._is_movable(record):

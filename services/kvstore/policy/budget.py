@@ -23,7 +23,7 @@ class Budgets:
     """Promised bytes per owner, each within `owner_bytes`, all together within `total_bytes`."""
 
     def __init__(self, owner_bytes: int, total_bytes: int) -> None:
-        self._owner_bytes, self._total_bytes = owner_bytes, total_bytes
+        self.owner_bytes, self._total_bytes = owner_bytes, total_bytes
         self._promised: Counter[Owner] = Counter()
         self.promised = 0  # bytes of all owners
 
@@ -33,15 +33,15 @@ class Budgets:
 
     def can_promise(self, owner: Owner, size_bytes: int) -> bool:
         owned, total = self._promised[owner] + size_bytes, self.promised + size_bytes
-        return owned <= self._owner_bytes and total <= self._total_bytes
+        return owned <= self.owner_bytes and total <= self._total_bytes
 
     def could_promise(self, size_bytes: int) -> bool:
         """Whether there were room if nothing else was promised."""
-        return size_bytes <= min(self._owner_bytes, self._total_bytes)
+        return size_bytes <= min(self.owner_bytes, self._total_bytes)
 
     def crowds(self, owner: Owner, size_bytes: int) -> bool:
         """Whether it is the owner's own budget that has no room."""
-        return self._promised[owner] + size_bytes > self._owner_bytes
+        return self._promised[owner] + size_bytes > self.owner_bytes
 
     def promise(self, owner: Owner, size_bytes: int) -> None:
         """Raises ValueError beyond a budget: ask `can_promise` first."""
