@@ -83,6 +83,9 @@ async def test_hits_of_the_own_cache_and_of_the_store_answer_as_their_policy_say
             assert stack.engine("prefill").stats().computed_tokens - computed == len(TOKENS) - HIT + recomputed
             await stack.idle()
         assert {name: stored(stack)[name] for name in records} == records, "what was stored is never written again"
+        metrics = stack.running["kvstore"].servicer.store._metrics._metrics.registry
+        assert metrics.get_sample_value("deepinfer_kvstore_hits_total") == 1
+        assert not metrics.get_sample_value("deepinfer_kvstore_misses_total", {"reason": "no_anchor"})
 
 
 async def test_another_policy_hits_nothing_of_what_is_stored(model: Path) -> None:

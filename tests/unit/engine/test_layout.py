@@ -21,8 +21,16 @@ def test_windows_need_anchors_unless_they_are_replayed() -> None:
     replaying = replace(LAYOUT, replay=ReplayPolicy(128))
     assert (LAYOUT.anchored, LAYOUT.window_policy) == (True, "exact")
     assert (replaying.anchored, replaying.window_policy) == (False, "replay")
+    stacked = replace(LAYOUT, replay=ReplayPolicy(1024, stacked=True))
+    assert (stacked.anchored, stacked.window_policy) == (False, "recompute")
     assert not Layout(128, 8, (ENTRIES,)).anchored
     assert [replaying.replay.start(hit) for hit in (0, 100, 129, 1000)] == [0, 0, 1, 872]
+
+
+@pytest.mark.parametrize("fields", [{"stacked": True}, {"tokens": 16, "stacked": True, "decoder": True}])
+def test_stacked_windows_of_nothing_or_of_some_rows_are_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="replay policy"):
+        ReplayPolicy(**fields)
 
 
 def test_valid_entries_count_only_complete_windows_and_never_exceed_the_extent() -> None:

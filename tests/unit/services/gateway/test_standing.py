@@ -48,9 +48,11 @@ def test_a_report_made_as_the_request_left_does_not_hide_it(standing: Standing) 
 
 def test_how_a_worker_restores_windows_follows_from_its_layout(standing: Standing, clock: Clock) -> None:
     assert standing.view().window_policy == "exact"
-    layout = common_pb2.Layout(fingerprint="f", block_tokens=128, replay=common_pb2.ReplayPolicy(tokens=128))
-    model = common_pb2.ModelInfo(name="m", revision="r", layout=layout)
-    assert Standing("w@2", Limits(model, 1, 8192, 16), clock).view().window_policy == "replay"
+    for stacked, policy in ((False, "replay"), (True, "recompute")):
+        replay = common_pb2.ReplayPolicy(tokens=128, stacked=stacked)
+        layout = common_pb2.Layout(fingerprint="f", block_tokens=128, replay=replay)
+        model = common_pb2.ModelInfo(name="m", revision="r", layout=layout)
+        assert Standing("w@2", Limits(model, 1, 8192, 16), clock).view().window_policy == policy
 
 
 def test_settled_work_is_no_load_but_stays_recent(standing: Standing, clock: Clock) -> None:

@@ -13,7 +13,13 @@ GROUPS = (
     CacheGroup("csa", GroupKind.GLOBAL, 2, 4, 4, 8, "float32", "csa-1"),
     CacheGroup("window", GroupKind.WINDOW, 3, 10, 1, 8, "float32", "window-1"),
 )
-POLICIES = [ReplayPolicy(), ReplayPolicy(8), ReplayPolicy(8, decoder=True), ReplayPolicy(8, True, True)]
+POLICIES = [
+    ReplayPolicy(),
+    ReplayPolicy(8),
+    ReplayPolicy(8, decoder=True),
+    ReplayPolicy(8, True, True),
+    ReplayPolicy(8, stacked=True),
+]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
