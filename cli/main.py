@@ -39,6 +39,8 @@ def up(
     grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="Gateway's gRPC port; 0: a free one.")] = 0,
     transport: Annotated[str, typer.Option(help="How KV moves: ucx:// or tcp://127.0.0.1:0.")] = "ucx://",
     preset: Annotated[str, typer.Option(help="Preset of settings for every service, such as production.")] = "",
+    kv_dir: Annotated[Path | None, typer.Option(help="Folder of cached KV that later stacks find again.")] = None,
+    kv_gb: Annotated[float, typer.Option(min=0.1, help="GiB of it.")] = 8.0,
     smoke: Annotated[bool, typer.Option("--smoke", help="Ask one question, print the answer, drain, exit.")] = False,
     ready_file: Annotated[Path | None, typer.Option(help="JSON file to write once everything serves.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for the logs; default: removed at the end.")] = None,
@@ -60,6 +62,8 @@ def up(
             log_dir=log_dir,
             grace_s=grace,
             start_timeout_s=start_timeout,
+            kv_dir=kv_dir,
+            kv_gb=kv_gb,
         )
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cli import backends, cores, ports, probes
+from cli import backends, cores, keeping, ports, probes
 from cli.task import Task
 
 _SALT = "DEEPINFER_GATEWAY_SALT_SECRET"
@@ -24,6 +24,15 @@ class Wanted:
     grpc_port: int
     transport: str = "ucx://"
     preset: str = ""
+    kv_dir: Path | None = None
+    kv_gb: float = 8.0
+
+    @property
+    def disk(self) -> tuple[str, ...]:
+        """Options of a kvstore that keeps its records beyond this stack."""
+        if self.kv_dir is None:
+            return ()
+        return "--nvme-dir", str(keeping.blocks(self.kv_dir)), "--nvme-gb", f"{self.kv_gb:g}"
 
 
 def plan(wanted: Wanted, folder: Path, available_cores: int) -> list[Task]:
@@ -41,7 +50,7 @@ def plan(wanted: Wanted, folder: Path, available_cores: int) -> list[Task]:
     return [
         backends.etcd(folder, etcd_port),
         backends.redis(folder, redis_port, password),
-        house.service("kvstore", ("--transport", wanted.transport), private=index),
+        house.service("kvstore", ("--transport", wanted.transport, *wanted.disk), private=index),
         house.service("recipe", model),
         *(house.worker("prefill", i, worker, threads) for i, threads in enumerate(division.prefill)),
         *(house.worker("decode", i, worker, threads) for i, threads in enumerate(division.decode)),
@@ -63,11 +72,14 @@ class _House:
 
     def gateway(self, arguments: tuple[str, ...]) -> Task:
         """Drains first: while its requests end it needs all the others."""
-        # Drawn once for the stack: a gateway that is restarted still hits what was cached under the old one's salts.
-        salt = {_SALT: os.environ.get(_SALT) or secrets.token_urlsafe(24)}
-        task = self.service("gateway", arguments, private=salt)
+        task = self.service("gateway", arguments, private={_SALT: os.environ.get(_SALT) or self._salt()})
         reset, probe = probes.listing_gateway(self._ready("gateway"), self.wanted.prefill, self.wanted.decode)
         return replace(task, reset=reset, probe=probe, drain_rank=0)
+
+    def _salt(self) -> str:
+        """One for the whole stack, and for later ones that find its disk: what was cached under it is hit again."""
+        kept = self.wanted.kv_dir
+        return secrets.token_urlsafe(24) if kept is None else keeping.salt(kept)
 
     def service(
         self, service: str, arguments: tuple[str, ...] = (), name: str = "", private: Mapping[str, str] | None = None

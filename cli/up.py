@@ -44,6 +44,8 @@ class UpOptions:
     log_dir: Path | None
     grace_s: float
     start_timeout_s: float
+    kv_dir: Path | None
+    kv_gb: float
 
 
 def up(options: UpOptions) -> int:
@@ -56,6 +58,8 @@ def up(options: UpOptions) -> int:
     checks.port(options.grpc_port, "grpc-port")
     if options.ready_file is not None:
         checks.writable_folder(options.ready_file.parent, "ready-file")
+    if options.kv_dir is not None:
+        checks.writable_folder(options.kv_dir, "kv-dir")
     if options.log_dir is not None:
         checks.writable_folder(options.log_dir, "log-dir")
     place = runtime.folder()
@@ -99,6 +103,8 @@ class _Stack:
             grpc_port=options.grpc_port or ports.free(),
             transport=options.transport,
             preset=options.preset,
+            kv_dir=options.kv_dir.resolve() if options.kv_dir is not None else None,
+            kv_gb=options.kv_gb,
         )
         tasks = plan(wanted, self._folder, cores.available())
         return Supervisor(tasks, self._start, time.monotonic, RestartPolicy(), options.start_timeout_s)

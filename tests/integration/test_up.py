@@ -42,12 +42,12 @@ README_PROGRAMS = blocks("python")
 class Up:
     """A running `deepinfer up` with its output."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.ready_file = folder / "ready.json"
         self.runtime = folder / "runtime"
         self.logs = folder / "logs"
         self.process = subprocess.Popen(
-            [*UP, "--ready-file", str(self.ready_file), "--log-dir", str(self.logs)],
+            [*UP, "--ready-file", str(self.ready_file), "--log-dir", str(self.logs), *options],
             env={**os.environ, "XDG_RUNTIME_DIR": str(self.runtime)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -86,8 +86,8 @@ class Up:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Up]:
-    running = Up(folder)
+def serving(folder: Path, *options: str) -> Iterator[Up]:
+    running = Up(folder, *options)
     try:
         running.until("ready:")
         yield running

@@ -199,6 +199,15 @@ class NvmeTier:
         """Returns once nothing waits to be written."""
         await self._queue.drained()
 
+    async def finish(self, timeout_s: float) -> None:
+        """Returns once nothing waits to be written, or when that takes too long: a stop must not lose what it can keep,
+        nor wait for a disk that stalls."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.drained()
+        except TimeoutError:
+            _log.warning("records were not written before the end", records=self.queued)
+
     def close(self) -> None:
         """Drops what still waits and gives the directory back; nobody reads or runs any more."""
         self._queue.clear()

@@ -3,6 +3,7 @@
 import pytest
 
 from cli.plan import Wanted, plan
+from fabric.errors import StartError
 
 
 @pytest.fixture
@@ -57,6 +58,28 @@ def test_a_salt_given_by_the_operator_wins(tmp_path, monkeypatch):
     assert len(drawn) == 2
     monkeypatch.setenv("DEEPINFER_GATEWAY_SALT_SECRET", "mine")
     assert plan(wanted, tmp_path, 2)[-1].environment["DEEPINFER_GATEWAY_SALT_SECRET"] == "mine"
+
+
+def test_stacks_of_one_kv_dir_share_its_salt_and_its_disk(tmp_path):
+    kept, option = tmp_path / "kept", "DEEPINFER_GATEWAY_SALT_SECRET"
+    kept.mkdir()
+    wanted = Wanted(tmp_path, prefill=1, decode=1, http_port=1, grpc_port=2, kv_dir=kept, kv_gb=1.5)
+    first, second = ({task.name: task for task in plan(wanted, tmp_path, 2)} for _ in range(2))
+    assert first["gateway"].environment[option] == second["gateway"].environment[option]
+    assert (kept / "salt").stat().st_mode & 0o777 == 0o600 and [path.name for path in kept.iterdir()] == ["salt"]
+    command = first["kvstore"].command
+    assert command[command.index("--nvme-dir") + 1] == str(kept / "blocks")
+    assert command[command.index("--nvme-gb") + 1] == "1.5"
+    assert not any(first["gateway"].environment[option] in part for part in command)
+
+
+@pytest.mark.parametrize(("content", "mode", "told"), [("secret", 0o644, "others may read"), ("", 0o600, "empty")])
+def test_a_salt_that_is_none_of_the_users_own_is_refused(tmp_path, content, mode, told):
+    (tmp_path / "salt").write_text(content)
+    (tmp_path / "salt").chmod(mode)
+    with pytest.raises(StartError, match=told) as caught:
+        plan(Wanted(tmp_path, 1, 1, 1, 2, kv_dir=tmp_path), tmp_path, 2)
+    assert caught.value.field == "--kv-dir" and caught.value.fix
 
 
 def test_the_transport_reaches_every_process_that_moves_kv(tmp_path):

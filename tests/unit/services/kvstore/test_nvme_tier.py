@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -187,6 +188,19 @@ async def test_a_queue_that_is_full_drops_and_lets_go(tmp_path, monkeypatch):
     assert len(released) == 71 and tier.counts.dropped == 70  # it is on its way already
     tier.close()
     assert len(released) == 121
+
+
+async def test_an_end_waits_for_what_is_to_be_written_and_not_for_a_disk_that_stalls(tmp_path, monkeypatch):
+    async with opened(tmp_path, FakeClock()) as tier:
+        tier.offer(stored(1), payload(1), lambda: None)
+        await tier.finish(10.0)
+        assert len(tier) == 1
+        goes_on = threading.Event()
+        monkeypatch.setattr(os, "pwritev", lambda *_: goes_on.wait(30.0))
+        tier.offer(stored(2), payload(2), lambda: None)
+        await tier.finish(0.01)
+        assert len(tier) == 1
+        goes_on.set()
 
 
 async def test_the_newest_of_two_copies_counts_after_a_restart(tmp_path):
