@@ -148,7 +148,7 @@ class Conductor:
         handoff.suspect = "recipe"
         await narrator.open()
         done = await handoff.receipt()
-        ledger.prefilled(done.usage)
+        ledger.prefilled(lives.cached_tokens or 0)
         first = done.receipt.first_token
         logprobs = [first.logprob] if prompt.sampling.logprobs is not None else []
         drawn = done.receipt.HasField("first_token")  # otherwise decode replays the last window and draws it

@@ -71,6 +71,7 @@ class Handoff:
         self._tap: Tap | None = None
         self._over = False
         self.suspect = "prefill"
+        self.cached_tokens: int | None = None  # by prefill's account, as soon as it gave one
 
     async def start(self, ledger: Ledger) -> None:
         """Prefill begins while decode reserves; the ticket is attached when it is there."""
@@ -85,7 +86,7 @@ class Handoff:
         # can tell when it stops to write.
         attach = prefill_pb2.PrefillRequest(attach=prefill_pb2.PrefillAttach(ticket=self._ticket))
         self._attaching = asyncio.create_task(stream.send(attach), name="attach")
-        self._prefilling = asyncio.create_task(_receipt_of(stream, self._attaching), name="prefill")
+        self._prefilling = asyncio.create_task(self._receipt_of(stream, self._attaching), name="prefill")
         await asyncio.shield(self._attaching)
         # What needs no receipt travels while prefill computes.
         self._generating = self._decode.generate(self._id)
@@ -218,6 +219,18 @@ class Handoff:
             raise Internal("prefill's receipt has no ending")
         return done
 
+    async def _receipt_of(self, stream: PrefillStream, attaching: asyncio.Task[None]) -> prefill_pb2.PrefillDone:
+        """The end of a prefill call, its ticket attached first."""
+        await attaching
+        while (message := await stream.receive()) is not None:
+            progress = message.WhichOneof("progress")
+            if progress == "started":
+                self.cached_tokens = message.started.cached_tokens
+            elif progress == "done":
+                self.cached_tokens = message.done.usage.cached_tokens
+                return message.done
+        raise Unavailable("prefill ended without a receipt", fix="retry")
+
     def _held(self) -> common_pb2.Ticket:
         if self._ticket is None:
             raise RuntimeError("used before start")
@@ -228,12 +241,3 @@ async def _ended(sending: asyncio.Task[None]) -> None:
     """A message that nobody waits for any more; that its call was cancelled is no news."""
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
-
-
-async def _receipt_of(stream: PrefillStream, attaching: asyncio.Task[None]) -> prefill_pb2.PrefillDone:
-    """The end of a prefill call, its ticket attached first."""
-    await attaching
-    while (message := await stream.receive()) is not None:
-        if message.WhichOneof("progress") == "done":
-            return message.done
-    raise Unavailable("prefill ended without a receipt", fix="retry")

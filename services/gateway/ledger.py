@@ -14,15 +14,15 @@ class Ledger:
         self.cached_tokens = 0
         self.completion_tokens = 0
 
-    def prefilled(self, usage: common_pb2.Usage) -> None:
+    def prefilled(self, cached_tokens: int) -> None:
         """Takes prefill's account, the only source of `cached_tokens`.
 
         Raises:
             Internal: more tokens cached than the prompt has.
         """
-        if usage.cached_tokens > self.prompt_tokens:
-            raise Internal(f"prefill counts {usage.cached_tokens} cached tokens of {self.prompt_tokens}")
-        self.cached_tokens = usage.cached_tokens
+        if cached_tokens > self.prompt_tokens:
+            raise Internal(f"prefill counts {cached_tokens} cached tokens of {self.prompt_tokens}")
+        self.cached_tokens = cached_tokens
 
     def take(self, first_index: int, count: int) -> None:
         """Counts a batch.

@@ -41,6 +41,8 @@ class Lives:
         self._full: str = ""
         self._number = 0
         self._chosen: Chosen | None = None
+        self._handoff: Handoff | None = None
+        self._cached_tokens: int | None = None
         self._held = ExitStack()
 
     def begin(self) -> Handoff:
@@ -53,10 +55,17 @@ class Lives:
         self.passage.to(chosen.replays)
         attempt_id = f"{self._job.request_id}.{self._number}" if self._number else self._job.request_id
         self._number += 1
-        handoff = Handoff(self._job, self._prompt, self.passage, chosen, self._cleaner, attempt_id)
+        handoff = self._handoff = Handoff(self._job, self._prompt, self.passage, chosen, self._cleaner, attempt_id)
         self._held.callback(chosen.settle)
         self._held.callback(handoff.close)
         return handoff
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """By the first account that a prefill gave: a later one finds what this request itself had computed before."""
+        if self._cached_tokens is not None or self._handoff is None:
+            return self._cached_tokens
+        return self._handoff.cached_tokens
 
     async def lost(self, error: ServiceError, suspect: str) -> None:
         """Frees the life that `error` of the `suspect` side ended, and waits until another may begin.
@@ -64,6 +73,7 @@ class Lives:
         Raises:
             ServiceError: `error`, where none may.
         """
+        self._cached_tokens = self.cached_tokens
         self.close()
         begun = self.passage.begun
         pause_s = self._recovery.pause_s(error, begun, deadline.remaining_s())

@@ -79,6 +79,7 @@ class Stage:
         self.generates: list[FakeStream] = []
         self.reserve_gate: asyncio.Event | None = None
         self.constraint = ""
+        self.cached = [4]  # by prefill's account in each life, the last one again in those after it
         self.emitted = 0  # of the life that began last
         self.endless = False  # decode never ends
         self.slow = self.deaf = False  # prefill computes for ever; does not hear cancel
@@ -154,6 +155,8 @@ class Stage:
                 return [] if self.deaf else [Cancelled("the caller sent cancel")]
             if kind == "start":
                 self.begun(message.start)
+                started = prefill_pb2.PrefillStarted(cached_tokens=self.cached[0])
+                return [prefill_pb2.PrefillResponse(started=started)]
             return [self._done(message.attach.ticket)] if kind == "attach" and not self.slow else []
 
         self.prefills.append(FakeStream(reply))
@@ -170,7 +173,8 @@ class Stage:
         first, replay = common_pb2.FirstToken(token_id=drawn), common_pb2.ReplayFrom(position=3)
         ending = {"replay_from": replay} if self.replays else {"first_token": first}
         receipt = common_pb2.Receipt(ticket_id=ticket.id, epoch=ticket.epoch, **ending)
-        usage = common_pb2.Usage(prompt_tokens=8, cached_tokens=4)
+        cached = self.cached.pop(0) if len(self.cached) > 1 else self.cached[0]
+        usage = common_pb2.Usage(prompt_tokens=8, cached_tokens=cached)
         return prefill_pb2.PrefillResponse(done=prefill_pb2.PrefillDone(receipt=receipt, usage=usage))
 
     # Decode
@@ -307,6 +311,16 @@ async def test_a_failure_before_the_first_token_is_retried_on_another_worker(
     assert failure is None and tokens(updates) == stage.tokens
     assert len(stage.excluded[1]) == 1 and next(iter(stage.excluded[1]))[0] == ("p" if "prefill" in step else "d")
     assert stage.settled == 2
+
+
+@pytest.mark.parametrize("step", ["opening", "generate", "token.0", "token.2"])
+async def test_cached_tokens_are_what_the_first_prefill_found_not_what_this_request_left_there(
+    stage: Stage, step: str
+) -> None:
+    stage.cached, stage.faults[step] = [2, 6], [Unavailable("away")]
+    updates, failure = await run(stage)
+    assert failure is None and updates[-1].finish is not None
+    assert len(stage.prefills) == 2 and updates[-1].finish.usage.cached_tokens == 2
 
 
 async def test_a_fourth_failure_is_the_clients(stage: Stage) -> None:

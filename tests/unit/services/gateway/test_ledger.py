@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.errors import Internal
-from protos.deepinfer.v1 import common_pb2
 from services.gateway.ledger import Ledger
 
 
@@ -35,4 +34,4 @@ def test_a_gap_is_refused() -> None:
 
 def test_more_cached_than_sent_is_refused() -> None:
     with pytest.raises(Internal):
-        Ledger(3).prefilled(common_pb2.Usage(cached_tokens=4))
+        Ledger(3).prefilled(4)

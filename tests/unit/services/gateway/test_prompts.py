@@ -94,10 +94,10 @@ def test_tokens_must_arrive_densely() -> None:
 
 def test_cached_tokens_never_exceed_the_prompt() -> None:
     ledger = Ledger(10)
-    ledger.prefilled(common_pb2.Usage(cached_tokens=10))
+    ledger.prefilled(10)
     assert ledger.close(0).cached_tokens == 10
     with pytest.raises(Internal):
-        ledger.prefilled(common_pb2.Usage(cached_tokens=11))
+        ledger.prefilled(11)
 
 
 def test_sampling_survives_protobuf() -> None:
