@@ -31,7 +31,7 @@ from services.kvstore.index import open_index
 from services.kvstore.nvme.files import SegmentFiles
 from services.kvstore.nvme.tier import NvmeTier
 from services.kvstore.policy.budget import Budgets
-from services.kvstore.policy.retention import WarmWindow
+from services.kvstore.policy.retention import Retention, WarmWindow
 from services.kvstore.prefetch import Prefetcher
 from services.kvstore.settings import KvStoreSettings
 from services.kvstore.store import Store, StoreLimits
@@ -148,14 +148,16 @@ def _open_nvme(settings: KvStoreSettings) -> NvmeTier | None:
         return None
     files = SegmentFiles(settings.nvme_dir, settings.nvme_segment_mb * _MIB, settings.nvme_direct)
     queue = round(settings.nvme_queue_share * settings.memory_mb * _MIB)
-    return NvmeTier(files, round(settings.nvme_gb * _GIB), time.time, queue)
+    retention = Retention(settings.anchor_retention)
+    return NvmeTier(files, round(settings.nvme_gb * _GIB), time.time, queue, retention)
 
 
 def _open_tiers(settings: KvStoreSettings, nvme: NvmeTier | None) -> Tiers:
     warm = WarmWindow(settings.warm_h * 3600) if nvme is not None else None
     memory = settings.memory_mb * _MIB
     budgets = Budgets(round(settings.owner_budget_share * memory), round(settings.budget_share * memory))
-    return Tiers(DramTier(memory, time.monotonic, warm, budgets), nvme, time.time)
+    dram = DramTier(memory, time.monotonic, warm, budgets, Retention(settings.anchor_retention))
+    return Tiers(dram, nvme, time.time)
 
 
 def _open_store(

@@ -19,6 +19,9 @@ class KvStoreSettings(ServiceSettings, env_prefix="DEEPINFER_KVSTORE_"):
     owner_budget_share: float = Field(
         0.125, ge=0, le=0.9, description="the same for one tenant in one class; what it used longest ago gives way"
     )
+    anchor_retention: float = Field(
+        1.0, gt=0, le=4, description="times as long as the blocks of a class that its anchors are kept"
+    )
     landing_mb: int = Field(64, ge=1, description="MiB of memory that prefill workers write new records into")
     transport: str = Field("ucx://", description="KV transport: ucx://, tcp://host:0 or inproc://")
     index: SecretStr = Field(

@@ -15,7 +15,7 @@ from fabric.records import Extent
 from services.kvstore.eviction import EvictionOrder, Standing
 from services.kvstore.memory import SlabAllocator
 from services.kvstore.policy.budget import Budgets, Owner
-from services.kvstore.policy.retention import KEEP_S, WarmWindow
+from services.kvstore.policy.retention import BY_CLASS, Retention, WarmWindow
 from services.kvstore.policy.traits import ALONE, Arrival
 from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind, sample
 
@@ -39,6 +39,7 @@ class DramTier:
         clock: Callable[[], float],
         warm: WarmWindow | None = None,
         budgets: Budgets | None = None,
+        retention: Retention = BY_CLASS,
     ) -> None:
         """warm: how long what also `lies_below` stays unused; None where nothing is below: then as its class says.
 
@@ -46,7 +47,7 @@ class DramTier:
         """
         self._slab = SlabAllocator(capacity_bytes)
         self.memory: Bytes = np.zeros(self._slab.capacity, dtype=np.uint8)
-        self._clock, self._warm = clock, warm
+        self._clock, self._warm, self._retention = clock, warm, retention
         self._records: dict[RecordId, Record] = {}
         self._budgets = budgets or Budgets(self.capacity // 2, self.capacity // 2)
         self._order: EvictionOrder[RecordId] = EvictionOrder(sample, self._budgets)
@@ -150,7 +151,7 @@ class DramTier:
             self._slab.give(record.offset)
             return False
         self._records[record.id] = record
-        idle_s = KEEP_S[record.retention] if self._warm is None else self._warm.idle_s
+        idle_s = self._kept_s(record) if self._warm is None else self._warm.idle_s
         self._order.add(record.id, record.parent_id, self._clock(), arrival, idle_s)
         return True
 
@@ -159,9 +160,12 @@ class DramTier:
         return self._order.arrival(record)
 
     def drop(self, record: Record) -> None:
-        """Forgets a record at once; its bytes go when the last pin does."""
+        """Forgets a record at once, and with a block its anchor, useless alone; bytes go when the last pin does."""
         if self._records.get(record.id) is not record:
             return
+        anchor = self._records.get(RecordId(RecordKind.ANCHOR, record.id.key))
+        if anchor is not None and anchor is not record:
+            self.drop(anchor)
         del self._records[record.id]
         self._order.remove(record.id, self._clock())
         if self._pins[record.offset]:
@@ -200,7 +204,12 @@ class DramTier:
                 chosen.append(record)
                 left -= record.size
         now, order = self._clock(), self._order
-        kept = [record for record in reversed(chosen) if order.promise(record.id, owner, record.size, keep_s, now)]
+        scaled = self._retention.scaled
+        kept = [
+            record
+            for record in reversed(chosen)
+            if order.promise(record.id, owner, record.size, scaled(keep_s, record.id.kind is RecordKind.ANCHOR), now)
+        ]
         return len(kept), sum(record.size for record in kept)
 
     def _may_leave(self, record: RecordId) -> bool:
@@ -208,7 +217,10 @@ class DramTier:
             return False
         held = self._records[record]
         unused_s = self._clock() - self._order.used_s(record)
-        return unused_s >= KEEP_S[held.retention] or self.lies_below(held)
+        return unused_s >= self._kept_s(held) or self.lies_below(held)
+
+    def _kept_s(self, record: Record) -> float:
+        return self._retention.of(record.retention, record.id.kind is RecordKind.ANCHOR)
 
     def _is_movable(self, record: RecordId) -> bool:
         return not self._pins[self._records[record].offset]

@@ -15,9 +15,9 @@ from services.kvstore.eviction import EvictionOrder
 from services.kvstore.nvme.files import Place
 from services.kvstore.nvme.format import Stored
 from services.kvstore.policy.budget import Budgets
-from services.kvstore.policy.retention import KEEP_S
+from services.kvstore.policy.retention import BY_CLASS, Retention
 from services.kvstore.policy.traits import ALONE, Arrival
-from services.kvstore.records import RecordId, sample
+from services.kvstore.records import RecordId, RecordKind, sample
 
 # Share of the capacity that is wanted: the less, the emptier are the segments that go, and the less is written anew.
 # At 0.9 a third of all writes were; at 0.7 hits were lost (docs/kvstore.md).
@@ -39,8 +39,9 @@ class Entry:
 class SegmentIndex:
     """All times are unix seconds. What a record is worth is the tier's own to learn: it sees other uses than DRAM."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self._budget = round(_WANTED_SHARE * capacity_bytes)
+    def __init__(self, capacity_bytes: int, retention: Retention = BY_CLASS) -> None:
+        self._retention = retention
+        self.resize(capacity_bytes)
         self._entries: dict[RecordId, Entry] = {}
         self._members: dict[int, set[RecordId]] = {}
         self._sizes: dict[int, int] = {}
@@ -61,20 +62,24 @@ class SegmentIndex:
     def segments(self) -> KeysView[int]:
         return self._sizes.keys()
 
+    def resize(self, capacity_bytes: int) -> None:
+        """Of all segments."""
+        self._budget = round(_WANTED_SHARE * capacity_bytes)
+
     def get(self, record: RecordId) -> Entry | None:
         return self._entries.get(record)
 
     def add(self, stored: Stored, place: Place, now: float, arrival: Arrival) -> None:
         """Takes in a record that was written just now."""
         if self._placed(stored, place, now):
-            self._order.add(stored.id, stored.parent_id, now, arrival, KEEP_S[stored.retention])
+            self._order.add(stored.id, stored.parent_id, now, arrival, self._kept_s(stored))
             self._count(place, 1)
 
     def restore(self, stored: Stored, place: Place, now: float) -> None:
         """Takes in a record that a former run wrote. The newest of several copies wins."""
         used_at = min(stored.stored_at, now)
         if self._placed(stored, place, used_at):
-            self._order.restore(stored.id, stored.parent_id, used_at, now, KEEP_S[stored.retention])
+            self._order.restore(stored.id, stored.parent_id, used_at, now, self._kept_s(stored))
             self._count(place, 1)
 
     def move(self, record: RecordId, place: Place) -> None:
@@ -177,6 +182,9 @@ class SegmentIndex:
         self.used -= self._sizes.pop(segment)
         return gone
 
+    def _kept_s(self, stored: Stored) -> float:
+        return self._retention.of(stored.retention, stored.id.kind is RecordKind.ANCHOR)
+
     def _placed(self, stored: Stored, place: Place, used_at: float) -> bool:
         """Whether a record is new; where it is not, it lies at the newer place."""
         self.grow(place.segment, place.offset + place.nbytes)
@@ -185,7 +193,7 @@ class SegmentIndex:
             if known.place < place:
                 self.move(stored.id, place)
             return False
-        self._entries[stored.id] = Entry(place, stored.size, stored.parent_id, used_at, KEEP_S[stored.retention])
+        self._entries[stored.id] = Entry(place, stored.size, stored.parent_id, used_at, self._kept_s(stored))
         self._members.setdefault(place.segment, set()).add(stored.id)
         return True
 

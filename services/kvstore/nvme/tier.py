@@ -20,6 +20,7 @@ from services.kvstore.nvme.files import Bytes, Place, SegmentFiles
 from services.kvstore.nvme.format import Stored
 from services.kvstore.nvme.index import Entry, SegmentIndex
 from services.kvstore.nvme.waiting import Waiting, WriteQueue
+from services.kvstore.policy.retention import BY_CLASS, Retention
 from services.kvstore.policy.traits import ALONE, Arrival
 from services.kvstore.records import RecordId
 from services.worker.together import settled
@@ -61,12 +62,20 @@ class NvmeTier:
         now: unix seconds.
         queue_bytes: most that waits to be written, or is being written: it cannot leave DRAM meanwhile. One record may
             always wait, whatever its size.
+        retention: how long what nobody uses is kept.
     """
 
-    def __init__(self, files: SegmentFiles, capacity_bytes: int, now: Callable[[], float], queue_bytes: int) -> None:
+    def __init__(
+        self,
+        files: SegmentFiles,
+        capacity_bytes: int,
+        now: Callable[[], float],
+        queue_bytes: int,
+        retention: Retention = BY_CLASS,
+    ) -> None:
         self._files, self._now = files, now
         self.capacity = capacity_bytes
-        self._index = SegmentIndex(capacity_bytes)
+        self._index = SegmentIndex(capacity_bytes, retention)
         self._queue = WriteQueue(queue_bytes)
         self._rests_until = float("-inf")
         self._changing = asyncio.Lock()  # the segments: they are written, emptied and erased by one at a time

@@ -21,6 +21,24 @@ LONGEST_S = max(KEEP_S.values())
 
 
 @dataclass(frozen=True, slots=True)
+class Retention:
+    """How long a record is kept after its last use: a block as its class says, an anchor `anchor_times` as long."""
+
+    anchor_times: float = 1.0
+
+    def of(self, retention: RetentionClass, is_anchor: bool) -> float:
+        """Seconds, where nothing is promised."""
+        return self.scaled(KEEP_S[retention], is_anchor)
+
+    def scaled(self, keep_s: float, is_anchor: bool) -> float:
+        """Of `keep_s` seconds that a block is kept, what that means for this record."""
+        return keep_s * self.anchor_times if is_anchor else keep_s
+
+
+BY_CLASS = Retention()
+
+
+@dataclass(frozen=True, slots=True)
 class WarmWindow:
     """Idle time after which a block held by a lower tier as well may leave DRAM even without pressure."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from fabric.retention import RetentionClass
 from services.kvstore.nvme.files import Place
 from services.kvstore.nvme.format import PAGE, Stored
 from services.kvstore.nvme.index import SegmentIndex
+from services.kvstore.policy.retention import Retention
 from services.kvstore.policy.traits import ALONE
 from services.kvstore.records import ROOT, Identity, RecordId, RecordKind
 
@@ -76,6 +78,15 @@ def test_idle_records_leave_at_the_time_of_their_class_wanted_or_not() -> None:
     assert index.expire(71 * HOUR) == []
     assert index.expire(72 * HOUR) == [record(0)] and index.expire(76 * HOUR) == [record(2), record(4)]
     assert len(index.expire(7 * 24 * HOUR + 5 * HOUR)) == 3 and len(index) == 0 and index.wanted == 0
+
+
+def test_an_anchor_expires_at_its_own_share_of_the_time_of_its_class() -> None:
+    index = SegmentIndex(5 * PAGE, Retention(0.25))
+    anchor = RecordId(RecordKind.ANCHOR, record(0).key)
+    index.add(stored(0), Place(0, 0, PAGE), 0.0, ALONE)
+    index.add(replace(stored(0), id=anchor), Place(0, PAGE, PAGE), 0.0, ALONE)
+    assert index.expire(17 * HOUR) == []
+    assert index.expire(19 * HOUR) == [anchor] and index.expire(72 * HOUR) == [record(0)]
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "touch", "forget", "remove", "expire"]), st.integers(0, 30)))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import xxhash
 
 from fabric.records import Extent
+from fabric.retention import RetentionClass
 from services.kvstore.policy.budget import NOBODY
+from services.kvstore.policy.retention import KEEP_S, Retention
 from services.kvstore.records import ROOT, BlockName, Identity, Record, RecordId, RecordKind
 from services.kvstore.tier import DramTier
 
@@ -137,3 +140,40 @@ def test_what_is_larger_than_the_tier_evicts_nothing() -> None:
     chain(tier, 1)
     assert tier.take(3 * SIZE) is None
     assert len(tier) == 1
+
+
+@pytest.mark.parametrize("times", [0.5, 1.0, 2.0])
+def test_an_anchor_is_kept_its_own_time_and_its_block_never_leaves_before_it(times: float) -> None:
+    clock = Clock()
+    tier = DramTier(4 * SIZE, clock, retention=Retention(times))
+    block = store(tier, 1)
+    anchor = store(tier, 1, kind=RecordKind.ANCHOR)
+    kept_s = KEEP_S[RetentionClass.DEFAULT]
+    for after, expected in (
+        (0.9 * min(times, 1.0), {block.id, anchor.id}),
+        (1.1 * times, {block.id} if times < 1 else set()),
+        (1.2 * max(times, 1.0), set()),
+    ):
+        clock.now = after * kept_s
+        tier.drop_idle()
+        assert set(tier.ids) == expected
+
+
+def test_a_promise_of_an_anchor_is_scaled_too() -> None:
+    clock = Clock()
+    tier = DramTier(8 * SIZE, clock, retention=Retention(0.5))
+    store(tier, 1)
+    anchor = store(tier, 1, kind=RecordKind.ANCHOR)
+    assert tier.retain([name(1).key], 100.0, 4 * SIZE, NOBODY) == (2, 2 * SIZE)
+    clock.now = 60.0
+    assert tier._order.promised_bytes(clock.now) == SIZE, "the block's promise lasts, the anchor's is over"
+    assert tier.by_id(anchor.id) is anchor
+
+
+def test_a_block_that_is_found_damaged_takes_its_anchor_along_and_leaves_others() -> None:
+    tier = DramTier(8 * SIZE, Clock())
+    first, second = chain(tier, 1, 2)
+    store(tier, 1, kind=RecordKind.ANCHOR)
+    kept = store(tier, 2, kind=RecordKind.ANCHOR)
+    tier.drop(first)
+    assert set(tier.ids) == {second.id, kept.id} and tier.used == 2 * SIZE
