@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 _FLUSH_BYTES = 512 << 20  # several times the L2; writing it also covers the host's time to launch
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What the device reaches at most."""
+
+    gb_per_s: float
+    tflop_per_s: float
+
+
+def measure_ceilings() -> Ceilings:
+    return Ceilings(copy_gb_per_s(), bf16_tflop_per_s())
 
 
 def median_us(work: Callable[[], object], rounds: int = 30, warmup: int = 3) -> float:

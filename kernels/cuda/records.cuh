@@ -46,6 +46,12 @@ __device__ __forceinline__ u32 scale_e4m3(u32 code) {
     return times((code & 0x80) * 0x1000100 | (code & 0x7f) * 0x100010, 0x7b807b80);
 }
 
+#if AHEAD
+#define LOAD "ld.global"  // stays where it is written, unlike a load of what never changes
+#else
+#define LOAD "ld.global.nc"
+#endif
+
 // Of one key; `record` is null where an index names nothing. V4 keeps scales apart from its rows.
 struct Place {
     const u8 *record, *scale;
@@ -63,20 +69,25 @@ template <int KIND> struct Record {
     u32 scales[scale_words];
 
     __device__ __forceinline__ void load(const Place &place, int part) {
-        load_groups<0>(place, part);
-        load_rest(place, part);
+        load_chunks<0>(place, part);
+        load_scales(place);
     }
 
-    template <int I> __device__ __forceinline__ void load_groups(const Place &place, int part) {
-        fetch<words>(place.record, I * 16 * words + part * 4 * words, codes[I]);
-        if constexpr (I + 1 < groups) load_groups<I + 1>(place, part);
+    template <int I> __device__ __forceinline__ void load_chunks(const Place &place, int part) {
+        load_chunk<I>(place, part);
+        if constexpr ((I + 1) * 64 < WIDTH) load_chunks<I + 1>(place, part);
     }
 
-    __device__ __forceinline__ void load_rest(const Place &place, int part) {
-        if constexpr (rope) {
+    template <int I> __device__ __forceinline__ void load_chunk(const Place &place, int part) {
+        if constexpr (I < groups) {
+            fetch<words>(place.record, I * 16 * words + part * 4 * words, codes[I]);
+        } else {
             fetch<4>(place.record, (KIND == V4 ? 448 : 528) + part * 32, plain);
             fetch<4>(place.record, (KIND == V4 ? 464 : 544) + part * 32, plain + 4);
         }
+    }
+
+    __device__ __forceinline__ void load_scales(const Place &place) {
         if constexpr (KIND == V4) fetch<2>(place.scale, 0, scales);
         else fetch<4>(place.record, KIND == V41_ENTRY ? 256 : 512, scales);
         if constexpr (scale_words == 8) fetch<4>(place.record, 272, scales + 4);
@@ -86,11 +97,11 @@ template <int KIND> struct Record {
     template <int WORDS> static __device__ __forceinline__ void fetch(const u8 *from, int offset, u32 *to) {
         if constexpr (WORDS == 4)
             asm volatile("{\n.reg .pred p;\nsetp.ne.u64 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"
-                         "mov.b32 %3, 0;\n@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
+                         "mov.b32 %3, 0;\n@p " LOAD ".v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
                          : "=&r"(to[0]), "=&r"(to[1]), "=&r"(to[2]), "=&r"(to[3]) : "l"(from + offset), "l"(from));
         else
             asm volatile("{\n.reg .pred p;\nsetp.ne.u64 p, %3, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
-                         "@p ld.global.nc.v2.b32 {%0, %1}, [%2];\n}\n"
+                         "@p " LOAD ".v2.b32 {%0, %1}, [%2];\n}\n"
                          : "=&r"(to[0]), "=&r"(to[1]) : "l"(from + offset), "l"(from));
     }
 
@@ -156,9 +167,10 @@ template <int KIND> struct Record {
         }
     }
 
-    // Chunk `I` of 64 channels, and those behind it; `done(part)` after the last chunk of each part of the tile.
+    // Chunk `I` of 64 channels, and those behind it; `done(part)` after the last chunk of each part of the tile. AHEAD:
+    // registers take what is read at `next` as soon as they are free.
     template <int I, typename Done>
-    __device__ __forceinline__ void lay(u32 tile, int row, int part, const Done &done) const {
+    __device__ __forceinline__ void lay(u32 tile, int row, int part, const Place &next, const Done &done) {
         constexpr int chunks = WIDTH / 64;
         u32 out[8];
         if constexpr (I < groups && FOLDED) decode_folded<I>(part, out);
@@ -168,7 +180,12 @@ template <int KIND> struct Record {
             for (int j = 0; j < 8; j++) out[j] = FOLDED ? times(plain[rope ? j : 0], UNIT_PAIR) : plain[rope ? j : 0];
         store16(tile + I * CHUNK + swizzled(row, 2 * part), out[0], out[1], out[2], out[3]);
         store16(tile + I * CHUNK + swizzled(row, 2 * part + 1), out[4], out[5], out[6], out[7]);
+        if constexpr (AHEAD) {
+            load_chunk<I>(next, part);
+            __syncwarp();  // or the assembler gathers the loads behind the last chunk, where all of their time is lost
+        }
         if constexpr ((I + 1) * PARTS / chunks != I * PARTS / chunks) done(I * PARTS / chunks);
-        if constexpr (I + 1 < chunks) lay<I + 1>(tile, row, part, done);
+        if constexpr (I + 1 < chunks) lay<I + 1>(tile, row, part, next, done);
+        else if constexpr (AHEAD) load_scales(next);
     }
 };

@@ -6,7 +6,8 @@
 // key is its first 512 channels, so that one copy of a tile serves both products (K-major, then MN-major).
 //
 // Compiled with MAIN and EXTRA (record kinds below; EXTRA 0: no second cache), WIDTH (512 or 576 channels) and the
-// variant: FOLDED (records.cuh), HELD (warpgroup 1 takes weights as registers) and PARTS (of a tile, handed over singly).
+// variant: FOLDED and AHEAD (records.cuh), HELD (warpgroup 1 takes weights as registers) and PARTS (of a tile, handed
+// over singly).
 
 #include "hopper.cuh"
 
@@ -74,13 +75,14 @@ __device__ __forceinline__ Place locate(const Parameters &p, const Work &work, i
 }
 
 template <int KIND>
-__device__ __forceinline__ void lay_tile(const Record<KIND> &record, bool named, int row, int part, int turn) {
+__device__ __forceinline__ void lay_tile(Record<KIND> &record, const Place &next, bool named, int row, int part,
+                                         int turn) {
     u32 lane = threadIdx.x % 32, buffer = turn % 2, state = shared + STATE;
     if (turn >= 2) barrier_wait(state + FREE + 8 * buffer, (turn / 2 - 1) & 1);
     u32 valid = __ballot_sync(~0u, __shfl_sync(~0u, named, lane % 8 * 4)) & 0xff;
     if (lane == 0)
         asm volatile("st.shared.u8 [%0], %1;" ::"r"(state + VALID + 8 * buffer + row / 8), "r"(valid) : "memory");
-    record.template lay<0>(shared + KEYS + buffer * TILE * WIDTH * 2, row, part, [&](int done) {
+    record.template lay<0>(shared + KEYS + buffer * TILE * WIDTH * 2, row, part, next, [&](int done) {
         show_to_tensor_cores();
         __syncwarp();
         if (lane == 0) barrier_arrive(state + FULL + 32 * buffer + 8 * done);
@@ -98,8 +100,8 @@ __device__ __forceinline__ void produce_tiles(const Parameters &p, const Work &w
         bool named = place.record;
         place = locate(p, work, tile + 1, slot);
         slot = slot_of(p, work, query, tile + 2, row);
-        lay_tile<KIND>(record, named, row, part, tile);
-        if (tile + 1 < end) record.load(place, part);
+        lay_tile<KIND>(record, tile + 1 < end ? place : Place{nullptr, nullptr}, named, row, part, tile);
+        if (!AHEAD && tile + 1 < end) record.load(place, part);
     }
 }
 

@@ -28,16 +28,26 @@ PAIRS = ((RecordKind.V4, None), (RecordKind.V4, RecordKind.V4), (RecordKind.V32,
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One way to compute the same. `folded`: FP8's exponent bias is part of the scale, in fewer instructions; `held`:
-    the second warpgroup takes weights as registers; `parts`: a tile is handed over in so many."""
+    the second warpgroup takes weights as registers; `ahead`: a record's registers are loaded again as they become free;
+    `parts`: a tile is handed over in so many."""
 
     folded: bool
     held: bool
+    ahead: bool
     parts: int
 
 
-PLAIN = Variant(folded=False, held=False, parts=1)
-VARIANTS = (PLAIN, Variant(True, False, 1), Variant(True, True, 1), Variant(True, False, 2), Variant(True, True, 2),
-            Variant(True, True, 3))  # fmt: skip
+PLAIN = Variant(folded=False, held=False, ahead=False, parts=1)
+VARIANTS = (
+    PLAIN,
+    Variant(folded=True, held=False, ahead=False, parts=1),
+    Variant(folded=False, held=False, ahead=True, parts=1),
+    Variant(folded=True, held=False, ahead=True, parts=1),
+    Variant(folded=True, held=False, ahead=True, parts=2),
+    Variant(folded=True, held=True, ahead=True, parts=1),
+    Variant(folded=True, held=True, ahead=True, parts=2),
+    Variant(folded=True, held=True, ahead=True, parts=3),
+)
 DEFAULT = PLAIN
 
 
@@ -77,7 +87,8 @@ def defines_for(main: RecordKind, extra: RecordKind | None, variant: Variant = D
     """Macros the source is compiled with."""
     return {
         "MAIN": _CODES[main], "EXTRA": _CODES[extra] if extra else 0, "WIDTH": main.width,
-        "FOLDED": int(variant.folded), "HELD": int(variant.held), "PARTS": variant.parts,
+        "FOLDED": int(variant.folded), "HELD": int(variant.held), "AHEAD": int(variant.ahead),
+        "PARTS": variant.parts,
     }  # fmt: skip
 
 

@@ -1,0 +1,114 @@
+"""Expert choice and exact top-k beside their bars. Knows their shapes; the clock is elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bench.kernels_timing import Ceilings, median_us
+from bench.table import Row
+from kernels.cuda import gate as gating
+from kernels.cuda import top_k as selection
+from kernels.reference.gate import GateOperands, GateSpec, Score
+from kernels.testing.gate import SPECS, assert_case
+from kernels.testing.gate import make_case as make_gate
+from kernels.testing.top_k import HOSTILE, assert_top_k, make_lengths, make_scores
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One shape of the gate. `public_us`: TileKernels' fused gate; `wanted`: how much faster it has to be, or None."""
+
+    name: str
+    spec: GateSpec
+    rows: int
+    public_us: float | None = None
+    wanted: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """One shape of exact top-k. `public_us`: TileLang's selector."""
+
+    rows: int
+    columns: int
+    count: int
+    public_us: float
+    wanted: float | None = None
+
+
+FLASH = GateSpec(256, 8, Score.SQRT_SOFTPLUS, scaling=1.5)
+GATES = (
+    Gate("softplus + bias 8192 x 256 top-8", FLASH, 8192, 20.4, 1.3),
+    Gate("softplus + bias 128 x 256 top-8", FLASH, 128, 8.7, 1.3),
+    Gate("softplus + bias 8192 x 384 top-6", SPECS["softplus of 384"], 8192, 22.8),
+    Gate("sigmoid, 4 of 8 groups, 8192 x 256 top-8", SPECS["sigmoid in groups"], 8192),
+    Gate("sigmoid, 4 of 8 groups, 128 x 256 top-8", SPECS["sigmoid in groups"], 128),
+    Gate("hash 8192 x 256 top-6", SPECS["hash"], 8192),
+)
+SELECTIONS = (
+    Selection(64, 32_768, 2048, 29.9, 1.5),
+    Selection(4096, 65_536, 2048, 1023.6, 1.5),
+    Selection(1, 131_072, 2048, 78.1),
+    Selection(64, 131_072, 2048, 86.2),
+    Selection(4096, 8_192, 512, 220.9),
+    Selection(4096, 32_768, 1024, 510.5),
+)
+
+
+def sources() -> list[tuple[Path, str, dict[str, int]]]:
+    """What is to be compiled."""
+    specs = dict.fromkeys([FLASH, *SPECS.values()])
+    found = [(gating.SOURCE, "sm_90", gating.defines_for(spec)) for spec in specs]
+    return found + [(selection.SOURCE, "sm_90", selection.defines_for(each)) for each in (8, 128)]
+
+
+def select_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:
+    """Hostile operands first, then each shape: checked and timed."""
+    cuda = torch.device("cuda")
+    for spec in SPECS.values():
+        for rows in (1, 127, 4096):
+            assert_case(spec, make_gate(spec, rows, cuda, rows, hostile=True), lambda given, s=spec: _gate(s, given))
+    for columns in (3, 8_193, 65_536, 65_540):
+        for kind in HOSTILE:
+            scores = make_scores(kind, 14, columns, cuda, seed)
+            assert_top_k(scores, 512, None, selection.top_k)
+            assert_top_k(scores, 2048, make_lengths(14, columns, cuda), selection.top_k)
+    yield Row("gate and top-k: hostile operands equal their definitions", 0, "wrong")
+    for shape in GATES:
+        yield from _gate_rows(shape, ceilings, seed)
+    for selected in SELECTIONS:
+        yield from _selection_rows(selected, ceilings, seed)
+
+
+def _gate_rows(shape: Gate, ceilings: Ceilings, seed: int) -> Iterator[Row]:
+    given = make_gate(shape.spec, shape.rows, torch.device("cuda"), seed)
+    error = assert_case(shape.spec, given, lambda operands: _gate(shape.spec, operands))
+    experts, weights = _gate(shape.spec, given)
+    time_us = median_us(lambda: gating.gate(shape.spec, given, experts, weights))
+    floor = shape.rows * (shape.spec.experts * 4 + shape.spec.topk * 8) / ceilings.gb_per_s / 1e3
+    bar = shape.public_us / shape.wanted if shape.public_us and shape.wanted else shape.public_us
+    yield Row(f"gate {shape.name}", time_us, "us", bar)
+    yield Row("  of floor", 100 * floor / time_us, f"% ({floor:.1f} us), error {error:.1e}")
+
+
+def _selection_rows(shape: Selection, ceilings: Ceilings, seed: int) -> Iterator[Row]:
+    scores = make_scores("normal", shape.rows, shape.columns, torch.device("cuda"), seed)
+    assert_top_k(scores, shape.count, None, selection.top_k)
+    found = torch.empty(shape.rows, shape.count, dtype=torch.int32, device="cuda")
+    time_us = median_us(lambda: selection.top_k(scores, None, found))
+    floor = shape.rows * (shape.columns + shape.count) * 4 / ceilings.gb_per_s / 1e3
+    name = f"top-{shape.count} of {shape.columns}, {shape.rows} rows"
+    yield Row(name, time_us, "us", shape.public_us / (shape.wanted or 1))
+    yield Row("  of floor", 100 * floor / time_us, f"% ({floor:.1f} us)")
+
+
+def _gate(spec: GateSpec, given: GateOperands) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = len(given.logits)
+    experts = torch.full((rows, spec.topk), -7, dtype=torch.int32, device="cuda")
+    weights = torch.full((rows, spec.topk), torch.nan, device="cuda")
+    gating.gate(spec, given, experts, weights)
+    return experts, weights
