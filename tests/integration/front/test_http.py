@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,18 @@ from tests.support.frontstack import FrontStack, front_stack
 async def test_operators_see_how_well_it_is_known_what_workers_cache(tmp_path: Path) -> None:
     known = 'deepinfer_gateway_cache_knowledge_workers{{knowledge="{}"}} {}'
     async with front_stack(tmp_path) as stack:  # of its own: others' tests leave doubts behind
-        for served in (*stack.prefills, *stack.decodes):
-            await served.worker.heard()
-        metrics = (await stack.client.get("/metrics")).text
-        assert known.format("exact", "2.0") in metrics
+        await shown(stack, known.format("exact", "2.0"))
         await stack.prefills[0].worker.report(keys_base=4, keys_version=5)  # from a version that never came
-        await stack.prefills[0].worker.heard()
-        metrics = (await stack.client.get("/metrics")).text
-        assert known.format("degraded", "1.0") in metrics and known.format("exact", "1.0") in metrics
-        assert 'deepinfer_gateway_cache_doubts_total{reason="gap"} 1.0' in metrics
+        await shown(stack, known.format("degraded", "1.0"))
+        await shown(stack, known.format("exact", "1.0"))
+        await shown(stack, 'deepinfer_gateway_cache_doubts_total{reason="gap"} 1.0')
+
+
+async def shown(stack: FrontStack, line: str) -> None:
+    """Waits until the metrics have this line: a status that was sent is not taken yet. Raises TimeoutError."""
+    async with asyncio.timeout(5.0):
+        while line not in (await stack.client.get("/metrics")).text:  # noqa: ASYNC110  another service decides
+            await asyncio.sleep(0.01)
 
 
 async def test_operators_find_what_they_look_for(stack: FrontStack) -> None:
