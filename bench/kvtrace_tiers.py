@@ -36,6 +36,7 @@ class MemorySegments(SegmentFiles):
     """Segments that are lists: places and streams as in files, nothing on a disk."""
 
     def __init__(self) -> None:
+        self.segment_bytes = SEGMENT_BLOCKS * PAGE
         self._lists: dict[int, list[tuple[Head, Bytes]]] = {}
         self._open: dict[Stream, int] = {}
         self._next = 1

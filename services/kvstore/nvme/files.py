@@ -5,12 +5,13 @@ Everything blocks: call it from worker threads. One thread appends and removes, 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -78,7 +79,7 @@ class SegmentFiles:
         Raises:
             StartError: the directory cannot be used, or has an owner.
         """
-        self._folder, self._segment_bytes, self._direct = folder, segment_bytes, direct
+        self._folder, self.segment_bytes, self._direct = folder, segment_bytes, direct
         self._guard = threading.Lock()
         self._segments: dict[int, _Segment] = {}
         self._writing: dict[Stream, tuple[int, int]] = {}  # number and length of the segments that are appended to
@@ -124,8 +125,8 @@ class SegmentFiles:
         Raises:
             OSError: the disk is full, read-only or broken. What was written of the record is skipped by `scan`.
         """
-        number, end = self._writing.get(stream, (0, self._segment_bytes))
-        if end >= self._segment_bytes:
+        number, end = self._writing.get(stream, (0, self.segment_bytes))
+        if end >= self.segment_bytes:
             number, end = self._create(), 0
             self._writing[stream] = number, end
         head = pack_head(stored, number)
@@ -136,9 +137,12 @@ class SegmentFiles:
             descriptor = self._segments[number].descriptor
             written = os.pwritev(descriptor, [head, payload.data, filler], end)
             if written != nbytes:
-                raise OSError(28, "the disk took only a part of a record")
+                raise OSError(errno.ENOSPC, "the disk took only a part of a record")
         except OSError:
             del self._writing[stream]  # whatever lies there now, nothing is appended behind it
+            if end == 0:
+                with suppress(OSError):
+                    self.remove(number)  # nothing is in it, and a full disk would be asked again and again
             raise
         self._writing[stream] = number, end + nbytes
         return Place(number, end, nbytes)
@@ -204,16 +208,18 @@ class SegmentFiles:
             lost, offset = False, offset + head.nbytes
 
     def remove(self, number: int) -> None:
-        """Deletes a segment once nobody reads it."""
+        """Deletes a segment; its bytes go once nobody reads it. Raises OSError where the disk does not let it go."""
         with self._guard:
             segment = self._segments.pop(number)
             segment.removed = True
             idle = segment.readers == 0
-        segment.path.unlink(missing_ok=True)
-        if idle:
-            segment.close()
         self._unsynced.discard(number)
         self._writing = {stream: at for stream, at in self._writing.items() if at[0] != number}
+        try:
+            segment.path.unlink(missing_ok=True)
+        finally:
+            if idle:
+                segment.close()
 
     def close(self) -> None:
         """Gives the directory back; nobody may read any more."""

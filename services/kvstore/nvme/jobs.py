@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -12,6 +13,7 @@ from services.kvstore.nvme.format import Head, Stored
 from services.kvstore.records import RecordId
 
 _log = logs.get("nvme")
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def scan(files: SegmentFiles, number: int) -> tuple[list[tuple[Place, Head]], int]:
@@ -30,15 +32,17 @@ def scan(files: SegmentFiles, number: int) -> tuple[list[tuple[Place, Head]], in
     return found, damaged
 
 
-def append(files: SegmentFiles, records: Sequence[tuple[Stored, Bytes]]) -> list[Place]:
-    """Places of as many as the disk takes, all of them synced."""
+def append(files: SegmentFiles, records: Sequence[tuple[Stored, Bytes]]) -> tuple[list[Place], bool]:
+    """Places of as many as the disk takes, all of them synced; and whether it took no more because it is full."""
     places: list[Place] = []
+    full = False
     try:
         for stored, payload in records:
             places.append(files.append(stored, payload))
     except OSError as error:
+        full = error.errno in _FULL
         _log.warning("the disk takes no records", error=error.strerror)
-    return places if _is_synced(files) else []
+    return places if _is_synced(files) else [], full
 
 
 def move(files: SegmentFiles, records: Sequence[tuple[Place, float]]) -> list[tuple[Stored, Place]]:
@@ -85,6 +89,14 @@ def head(files: SegmentFiles, place: Place, record: RecordId) -> Stored | None:
     except (OSError, KeyError):
         return None
     return found.stored if found is not None and found.stored.id == record else None
+
+
+def remove(files: SegmentFiles, number: int) -> None:
+    """Deletes a segment. One that cannot be deleted is found again by the next start."""
+    try:
+        files.remove(number)
+    except OSError as error:
+        _log.warning("a segment cannot be deleted", segment=number, error=error.strerror)
 
 
 def erase(files: SegmentFiles, places: Sequence[Place]) -> None:

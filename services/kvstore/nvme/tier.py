@@ -242,7 +242,7 @@ class NvmeTier:
             self._unwanted.clear()
         try:
             records = [(item.stored, item.payload) for item in new]
-            places = await settled(asyncio.to_thread(jobs.append, self._files, records)) if new else []
+            places, full = await settled(asyncio.to_thread(jobs.append, self._files, records))
         finally:
             self._queue.release(batch)
         now = self._now()
@@ -252,6 +252,14 @@ class NvmeTier:
         if len(places) < len(new):
             self.counts.failed += len(new) - len(places)
             self._rests_until = now + _REST_S
+        if full:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """The disk is full before the tier is: what it has is all that it gets, and a segment must go for the next."""
+        self.capacity = max(self.used - self._files.segment_bytes, self._files.segment_bytes)
+        self._index.resize(self.capacity)
+        _log.warning("the disk is full: the tier takes less from now on", capacity_bytes=self.capacity)
 
     def _expire(self) -> None:
         expired = self._index.expire(self._now())
@@ -278,7 +286,7 @@ class NvmeTier:
 
     async def _remove(self, number: int) -> None:
         gone = self._index.remove(number, self._now())
-        await settled(asyncio.to_thread(self._files.remove, number))
+        await settled(asyncio.to_thread(jobs.remove, self._files, number))
         self.counts.removed += len(gone)
         if gone:
             self.left(gone)
