@@ -80,7 +80,7 @@ class SegmentFiles:
             StartError: the directory cannot be used, or has an owner.
         """
         self._folder, self.segment_bytes, self._direct = folder, segment_bytes, direct
-        self._guard = threading.Lock()
+        self._guard, self._own = threading.Lock(), threading.local()
         self._segments: dict[int, _Segment] = {}
         self._writing: dict[Stream, tuple[int, int]] = {}  # number and length of the segments that are appended to
         self._unsynced: set[int] = set()
@@ -154,7 +154,8 @@ class SegmentFiles:
             self._unsynced.discard(number)
 
     def read(self, place: Place) -> tuple[Head, Bytes] | None:
-        """A record's head and payload, unchecked but for the head; None where the head is damaged or cut short.
+        """A record's head and payload, unchecked but for the head; None where the head is damaged or cut short. The
+        payload stays until the same thread reads again.
 
         Raises:
             OSError: the device cannot read it. KeyError: the segment was removed.
@@ -164,6 +165,26 @@ class SegmentFiles:
         if head is None or len(raw) < head.payload_at + head.stored.size:
             return None
         return head, raw[head.payload_at : head.payload_at + head.stored.size]
+
+    def read_into(self, place: Place, target: Bytes) -> Head | None:
+        """A record's head, and its payload where it belongs (uint8 [size]), unchecked: without a copy in between where
+        the page cache has it. None where the head is damaged, cut short, or of a record of another size.
+
+        Raises:
+            OSError: the device cannot read it. KeyError: the segment was removed.
+        """
+        if self._direct:
+            read = self.read(place)
+            if read is None or read[0].stored.size != len(target):
+                return None
+            np.copyto(target, read[1])
+            return read[0]
+        head = self._head(place.segment, place.offset)
+        if head is None or head.stored.size != len(target):
+            return None
+        with self._reading(place.segment) as segment:
+            whole = _fill(segment.reader, target, place.offset + head.payload_at) == len(target)
+        return head if whole else None
 
     def head(self, place: Place) -> Head | None:
         """A record's head alone; None where it is damaged.
@@ -278,11 +299,17 @@ class SegmentFiles:
                 segment.close()
 
     def _read(self, number: int, offset: int, nbytes: int) -> Bytes:
-        """At most `nbytes` bytes: fewer at the end of a file."""
+        """At most `nbytes` bytes: fewer at the end of a file. They stay until the same thread reads again."""
         with self._reading(number) as segment:
-            # Unbuffered reads want aligned memory; an anonymous map is.
-            buffer = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8) if self._direct else np.empty(nbytes, np.uint8)
+            buffer = self._buffer(nbytes)
             return buffer[: _fill(segment.reader, buffer, offset)]
+
+    def _buffer(self, nbytes: int) -> Bytes:
+        """Memory of this thread, aligned as unbuffered reads want it: fresh pages would cost more than the reading."""
+        kept: Bytes | None = getattr(self._own, "buffer", None)
+        if kept is None or len(kept) < nbytes:
+            kept = self._own.buffer = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+        return kept[:nbytes]
 
 
 def _fill(descriptor: int, buffer: Bytes, offset: int) -> int:

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Sequence
 from contextlib import suppress
 
-from fabric.kvlink.verify import copy_rows
+from fabric.kvlink.verify import digest
 from fabric.telemetry import logs
 from services.kvstore.nvme.files import Bytes, Place, SegmentFiles, Stream
 from services.kvstore.nvme.format import Head, Stored
@@ -72,14 +72,13 @@ def read_all(
 def read(files: SegmentFiles, place: Place, record: RecordId, target: Bytes) -> Stored | None:
     """The record, its bytes verified in `target`; None where anything of it is not as it was written."""
     try:
-        found = files.read(place)
+        found = files.read_into(place, target)
     except (OSError, KeyError):
         return None
-    if found is None or found[0].stored.id != record or found[0].stored.size != len(target):
+    if found is None or found.stored.id != record:
         return None
-    stored, payload = found[0].stored, found[1]
-    rows = [(each.offset, each.size, each.digest, target[each.offset : each.end]) for each in stored.extents]
-    return stored if copy_rows(payload, rows) is None else None
+    sound = all(digest(target[each.offset : each.end]) == each.digest for each in found.stored.extents)
+    return found.stored if sound else None
 
 
 def head(files: SegmentFiles, place: Place, record: RecordId) -> Stored | None:
