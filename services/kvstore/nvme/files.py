@@ -70,7 +70,8 @@ class _Segment:
 class SegmentFiles:
     """Owns `folder` while it is open: a second owner, in this or another process, is refused.
 
-    A directory may lie on a mounted volume that others see; each kvstore has its own.
+    A directory may lie on a mounted volume that others see; each kvstore has its own. Where such a volume grants the
+    lock to two all the same, each still appends only to segments that it made: their names are taken exclusively.
     """
 
     def __init__(self, folder: Path, segment_bytes: int, direct: bool) -> None:
@@ -95,9 +96,7 @@ class SegmentFiles:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
-            raise StartError(
-                f"{folder} belongs to another kvstore that runs", field="nvme_dir", fix="give each kvstore its own"
-            ) from error
+            raise _refused(folder, error) from error
         for path in folder.glob(f"*{_SUFFIX}"):
             if path.stem.isdecimal():
                 self._segments[int(path.stem)] = self._opened(path)
@@ -310,6 +309,15 @@ class SegmentFiles:
         if kept is None or len(kept) < nbytes:
             kept = self._own.buffer = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
         return kept[:nbytes]
+
+
+def _refused(folder: Path, error: OSError) -> StartError:
+    if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+        message, fix = f"{folder} belongs to another kvstore that runs", "give each kvstore a directory of its own"
+    else:
+        message = f"{folder} cannot be locked: {error.strerror}"
+        fix = "mount it so that locks work, or name a directory of another file system"
+    return StartError(message, field="nvme_dir", fix=fix)
 
 
 def _fill(descriptor: int, buffer: Bytes, offset: int) -> int:

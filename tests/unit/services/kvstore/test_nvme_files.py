@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +22,7 @@ from fabric.records import Extent
 from services.kvstore.nvme.files import Place, SegmentFiles
 from services.kvstore.nvme.format import PAGE, Head, Stored, pack_head, parse_head
 from services.kvstore.records import ROOT, Identity, RecordId, RecordKind
+from tests.support import procs
 
 SIZE = 10_000
 SEGMENT = 8 * PAGE
@@ -127,6 +133,42 @@ def test_a_directory_has_one_owner_and_numbers_are_not_used_twice(tmp_path):
     assert (again.read(place)[1] == payload(1)).all()
     assert again.append(stored(2), payload(2)).segment == place.segment + 1
     again.close()
+
+
+def test_a_directory_that_another_process_has_is_refused_until_that_one_is_gone(tmp_path):
+    command = [sys.executable, "-m", "tests.support.segment_writer", str(tmp_path), "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=procs.ROOT) as writer:
+        assert writer.stdout is not None and writer.stdout.readline()
+        with pytest.raises(StartError, match="another kvstore"):
+            SegmentFiles(tmp_path, SEGMENT, direct=False)
+        writer.kill()
+    files = SegmentFiles(tmp_path, SEGMENT, direct=False)
+    assert files.numbers
+    files.close()
+
+
+def test_two_owners_whom_a_shared_volume_both_let_in_never_write_one_segment(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)  # locks of one host that another one does not see
+    owners = [SegmentFiles(tmp_path, SEGMENT, direct=False) for _ in range(2)]
+    written: list[dict[int, int]] = [{}, {}]
+    for index in range(60):
+        for owner, segments in zip(owners, written, strict=True):
+            with suppress(FileExistsError):  # the other one has this name: the next one is tried
+                place = owner.append(stored(index), payload(index))
+                segments[place.segment] = index
+                assert (owner.read(place)[1] == payload(index)).all()
+    assert all(len(segments) > 3 for segments in written) and not written[0].keys() & written[1].keys()
+    for owner in owners:
+        owner.close()
+
+
+def test_a_volume_without_locks_is_told_as_such(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StartError, match="cannot be locked: No locks available"):
+        SegmentFiles(tmp_path, SEGMENT, direct=False)
 
 
 def test_a_directory_that_cannot_be_used_is_told_by_name(tmp_path):
