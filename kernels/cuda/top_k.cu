@@ -125,8 +125,8 @@ __device__ __forceinline__ void read_row(Shared &s, const Row &row) {
 
 // `act(composite)` for every score of this thread's whose first digits are `digit`.
 template <typename Act> __device__ __forceinline__ void each_of(Shared &s, const Row &row, u32 digit, const Act &act) {
-    int start = threadIdx.x << row.log;
 #if CACHED
+    int start = threadIdx.x << row.log;
     for (int unit = 0; unit < 1 << (row.log - 3); unit++) {
         uint4 found = s.halves[threadIdx.x * row.pitch + unit];
         u32 words[4] = {found.x, found.y, found.z, found.w};
@@ -135,9 +135,14 @@ template <typename Act> __device__ __forceinline__ void each_of(Shared &s, const
             if ((words[i / 2] >> (i % 2 * 16 + 3) & 0x1fff) == digit) act(row.at(start + unit * 8 + i));
     }
 #else
-    for (int i = start; i < min(start + (1 << row.log), row.length); i++) {
-        u64 found = row.at(i);
-        if (found >> FIRST_LOW == digit) act(found);
+    for (int place = threadIdx.x * 4; place < row.length; place += THREADS * 4) {
+        float4 four = read4(row, place);
+        float scores[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u64 found = composite(ordered(scores[i]), place + i);
+            if (place + i < row.length && found >> FIRST_LOW == digit) act(found);
+        }
     }
 #endif
 }
@@ -192,13 +197,20 @@ __device__ __forceinline__ void write(Shared &s, const Row &row, u64 least, int 
     for (; taken; taken &= taken - 1) *to++ = start + __ffsll(taken) - 1;
 }
 #else
+// A warp takes places that lie one after another, read twice: to count and to write.
 __device__ __forceinline__ void write(Shared &s, const Row &row, u64 least, int *to) {
-    int start = threadIdx.x << row.log, end = min(start + (1 << row.log), row.length);
+    int lane = threadIdx.x % 32, start = (threadIdx.x - lane) << row.log, end = min(start + (32 << row.log), row.length);
     u32 taken = 0;
-    for (int i = start; i < end; i++) taken += row.at(i) >= least;
-    to += sum_before(s, taken);
-    for (int i = start; i < end; i++)
-        if (row.at(i) >= least) *to++ = i;
+#pragma unroll 4
+    for (int i = start + lane; i < end; i += 32) taken += row.at(i) >= least;
+    to += __shfl_sync(~0u, sum_before(s, taken), 0);
+#pragma unroll 4
+    for (int i = start + lane; i - lane < end; i += 32) {
+        bool mine = i < end && row.at(i) >= least;
+        u32 all = __ballot_sync(~0u, mine);
+        if (mine) to[__popcll(all & ((1u << lane) - 1))] = i;
+        to += __popcll(all);
+    }
 }
 #endif
 

@@ -100,6 +100,12 @@ template <typename T> static T __shfl_up_sync(unsigned mask, T value, int step) 
     int lane = threadIdx.x % 32;
     return __shfl_sync(mask, value, lane >= step ? lane - step : lane);
 }
+static unsigned __ballot_sync(unsigned, bool value) {
+    const uint64_t *all = emulated::exchange(value);
+    unsigned found = 0;
+    for (int i = 0; i < 32; i++) found |= (unsigned)all[i] << i;
+    return found;
+}
 static unsigned __reduce_max_sync(unsigned, unsigned value) {
     const uint64_t *all = emulated::exchange(value);
     return (unsigned)*std::max_element(all, all + 32);
