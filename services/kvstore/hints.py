@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fabric.telemetry import logs
-from services.kvstore.index import Holding, Index, IndexLost, Tier
+from services.kvstore.index import Index, IndexLost
 
 MAX_ASKED = 1024  # leading keys of one question
 _REST_S = 5.0  # after a loss nobody asks again for this long
@@ -31,20 +31,9 @@ class Hints:
             self.lost += 1
             self._rests_until = self._clock() + _REST_S
             return "", 0
-        candidates = [holding.instance for holding in (found[0] if found else ()) if holding.instance != self._instance]
-        if not candidates:
+        others = [lead for lead in found if lead.instance != self._instance]
+        if not others:
             return "", 0
         self.given += 1
-        best = max(candidates, key=lambda instance: _worth(instance, found))
-        return best, _worth(best, found)[0]
-
-
-def _worth(instance: str, found: Sequence[tuple[Holding, ...]]) -> tuple[int, int]:
-    """Leading blocks that it holds, and how many of them in DRAM."""
-    tiers: list[Tier] = []
-    for holdings in found:
-        tier = next((holding.tier for holding in holdings if holding.instance == instance), None)
-        if tier is None:
-            break
-        tiers.append(tier)
-    return len(tiers), tiers.count(Tier.DRAM)
+        best = max(others, key=lambda lead: (lead.blocks, lead.in_memory))
+        return best.instance, best.blocks

@@ -19,13 +19,16 @@ class Tier(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class Lead:
+    """How many leading blocks of a prefix an instance holds, and how many of these in DRAM."""
+
     instance: str
-    tier: Tier
+    blocks: int
+    in_memory: int
 
 
 class Index(Protocol):
-    """Block key -> holdings. Every entry has a time to live. Raises IndexLost where it does not answer."""
+    """Block key -> holders and tiers. Every entry has a time to live. Raises IndexLost where it does not answer."""
 
     async def mark(self, instance: str, run: str, ttl_s: float) -> bool:
         """Says that this run of `instance` lives, for `ttl_s`. False if its last mark is gone: entries may be, too."""
@@ -39,9 +42,8 @@ class Index(Protocol):
     async def withdraw(self, keys: Sequence[bytes], instance: str) -> None:
         """Takes `instance` back as a holder of `keys`; other holders stay."""
 
-    async def holders(self, keys: Sequence[bytes]) -> list[tuple[Holding, ...]]:
-        """Holders of each of the leading `keys`, up to the first one that nobody holds. What a run said that is not the
-        marked one of its instance does not count."""
+    async def holders(self, keys: Sequence[bytes]) -> list[Lead]:
+        """All that hold the first of `keys`. What a run said that is not its instance's marked one does not count."""
 
     async def close(self) -> None:
         """Ends connections; safe to repeat."""

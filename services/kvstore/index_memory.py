@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 
-from services.kvstore.index import Holding, Tier
+from services.kvstore.index import Lead, Tier
 
 MAX_KEYS = 1_000_000
 
@@ -38,18 +39,20 @@ class MemoryIndex:
         for key in keys:
             self._of(key).pop(instance, None)
 
-    async def holders(self, keys: Sequence[bytes]) -> list[tuple[Holding, ...]]:
-        found: list[tuple[Holding, ...]] = []
-        for key in keys:
-            told = self._of(key).items()
-            held = tuple(Holding(instance, tier) for instance, (tier, run) in told if self._marked(instance) == run)
-            if not held:
-                break
-            found.append(held)
-        return found
+    async def holders(self, keys: Sequence[bytes]) -> list[Lead]:
+        first = self._of(keys[0]) if keys else {}
+        return [self._lead(instance, keys) for instance in first if self._tier(keys[0], instance)]
 
     async def close(self) -> None:
         self._holders.clear()
+
+    def _lead(self, instance: str, keys: Sequence[bytes]) -> Lead:
+        tiers = list(takewhile(bool, (self._tier(key, instance) for key in keys)))
+        return Lead(instance, len(tiers), tiers.count(Tier.DRAM))
+
+    def _tier(self, key: bytes, instance: str) -> Tier | None:
+        tier, run = self._of(key).get(instance, (None, ""))
+        return tier if run == self._marked(instance) else None
 
     def _of(self, key: bytes) -> dict[str, tuple[Tier, str]]:
         holders, expires_at = self._holders.get(key, ({}, 0.0))

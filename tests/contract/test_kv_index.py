@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.kvstore.hints import Hints
-from services.kvstore.index import Holding, Index, IndexLost, Tier, open_index
+from services.kvstore.index import Index, IndexLost, Lead, Tier, open_index
 from tests.support.clock import FakeClock
 from tests.support.servers import redis_server
 
@@ -35,24 +35,25 @@ async def test_published_keys_name_their_holders_and_tiers(index: tuple[Index, F
     opened = await marked(index[0], "a", "b")
     await opened.publish({KEYS[0]: Tier.DRAM, KEYS[1]: Tier.NVME}, "a", "run")
     await opened.publish({KEYS[1]: Tier.DRAM}, "b", "run")
-    found = await opened.holders(KEYS)
-    assert [set(held) for held in found] == [
-        {Holding("a", Tier.DRAM)},
-        {Holding("a", Tier.NVME), Holding("b", Tier.DRAM)},
-    ]
+    assert await opened.holders(KEYS) == [Lead("a", blocks=2, in_memory=1)]
+    assert {lead.instance: lead for lead in await opened.holders(KEYS[1:])} == {
+        "a": Lead("a", blocks=1, in_memory=0),
+        "b": Lead("b", blocks=1, in_memory=1),
+    }
 
 
 async def test_a_key_in_another_tier_is_published_anew(index: tuple[Index, FakeClock]) -> None:
     opened = await marked(index[0], "a")
     await opened.publish({KEYS[0]: Tier.DRAM}, "a", "run")
     await opened.publish({KEYS[0]: Tier.NVME}, "a", "run")
-    assert await opened.holders(KEYS[:1]) == [(Holding("a", Tier.NVME),)]
+    assert await opened.holders(KEYS[:1]) == [Lead("a", 1, 0)]
 
 
-async def test_holders_end_at_the_first_key_that_nobody_holds(index: tuple[Index, FakeClock]) -> None:
-    opened = await marked(index[0], "a")
+async def test_a_lead_ends_at_the_first_key_that_is_not_held(index: tuple[Index, FakeClock]) -> None:
+    opened = await marked(index[0], "a", "b")
     await opened.publish({KEYS[0]: Tier.DRAM, KEYS[2]: Tier.DRAM}, "a", "run")
-    assert len(await opened.holders(KEYS)) == 1
+    await opened.publish(dict.fromkeys(KEYS[1:], Tier.DRAM), "b", "run")
+    assert await opened.holders(KEYS) == [Lead("a", 1, 1)]
 
 
 async def test_a_holder_withdraws_itself_alone(index: tuple[Index, FakeClock]) -> None:
@@ -60,7 +61,7 @@ async def test_a_holder_withdraws_itself_alone(index: tuple[Index, FakeClock]) -
     await opened.publish(dict.fromkeys(KEYS[:2], Tier.DRAM), "a", "run")
     await opened.publish(dict.fromkeys(KEYS[:1], Tier.DRAM), "b", "run")
     await opened.withdraw(KEYS[:2], "a")
-    assert await opened.holders(KEYS[:2]) == [(Holding("b", Tier.DRAM),)]
+    assert await opened.holders(KEYS[:2]) == [Lead("b", 1, 1)]
 
 
 async def test_a_holder_without_a_mark_is_not_told_of(index: tuple[Index, FakeClock]) -> None:
@@ -68,7 +69,7 @@ async def test_a_holder_without_a_mark_is_not_told_of(index: tuple[Index, FakeCl
     await opened.publish({KEYS[0]: Tier.DRAM}, "dead", "run")
     assert await opened.holders(KEYS[:1]) == []
     await (await marked(opened, "a")).publish({KEYS[0]: Tier.DRAM}, "a", "run")
-    assert await opened.holders(KEYS[:1]) == [(Holding("a", Tier.DRAM),)]
+    assert await opened.holders(KEYS[:1]) == [Lead("a", 1, 1)]
 
 
 async def test_what_a_former_run_told_does_not_count(index: tuple[Index, FakeClock]) -> None:
@@ -77,7 +78,7 @@ async def test_what_a_former_run_told_does_not_count(index: tuple[Index, FakeClo
     await opened.mark("a", "next", 60.0)
     assert await opened.holders(KEYS[:1]) == []
     await opened.publish({KEYS[0]: Tier.NVME}, "a", "next")
-    assert await opened.holders(KEYS) == [(Holding("a", Tier.NVME),)]
+    assert await opened.holders(KEYS) == [Lead("a", 1, 0)]
 
 
 async def test_who_leaves_takes_its_own_mark_alone(index: tuple[Index, FakeClock]) -> None:
@@ -140,7 +141,7 @@ class Broken:
     async def withdraw(self, keys: object, instance: str) -> None:
         raise IndexLost
 
-    async def holders(self, keys: object) -> list[tuple[Holding, ...]]:
+    async def holders(self, keys: object) -> list[Lead]:
         self.asked += 1
         raise IndexLost
 

@@ -58,8 +58,8 @@ class World:
 
     async def told(self) -> dict[bytes, Tier]:
         """What the index says that "me" holds."""
-        answers = [(key, holding) for key in KEYS for held in await self.index.holders([key]) for holding in held]
-        return {key: holding.tier for key, holding in answers if holding.instance == "me"}
+        leads = [(key, lead) for key in KEYS for lead in await self.index.holders([key]) if lead.instance == "me"]
+        return {key: Tier.DRAM if lead.in_memory else Tier.NVME for key, lead in leads}
 
     async def settle(self, seconds: float = 60.0) -> None:
         """Steps through `seconds`, faster than any rate."""
