@@ -2,8 +2,8 @@
 
 `python -m bench.kvstore [--fio PATH] [--json PATH]`. DRAM is held against a bare NIXL WRITE of as many bytes into the
 same worker, the disk against fio's sequential read of the store's own files, once from the page cache and once past
-it. Rounds alternate between both sides; ratios are medians over rounds of one run. For every pass over the disk the
-store is started anew, so that nothing is in its DRAM. Every byte that arrives is compared with what was put.
+it. Rounds alternate between both sides; ratios are medians over rounds of one run. Before every pass over the disk the
+store's DRAM is emptied by the operator's call. Every digest that arrives is compared with that of what was put.
 """
 
 from __future__ import annotations
@@ -109,9 +109,10 @@ async def disk(plan: Plan, direct: bool) -> list[Row]:
     """Rows of reads from the disk, one way of reading it, beside a sequential read of the same files."""
     with tempfile.TemporaryDirectory(dir=plan.folder, prefix="bench-kvstore-") as name:
         folder, prefix = Path(name), Prefix.seeded(plan.disk_blocks, seed=2)
-        await _fill(plan, folder, prefix)
-        files = _segments(folder)
-        pairs = [await _pass(plan, folder, files, prefix, direct) for _ in range(plan.disk_rounds)]
+        async with _store(plan, folder, direct) as worker:
+            await _fill(plan, worker, folder, prefix)
+            files = _segments(folder)
+            pairs = [await _pass(plan, worker, files, prefix, direct) for _ in range(plan.disk_rounds + 1)][1:]
     way = "O_DIRECT" if direct else "page cache"
     return [
         Row(f"{plan.disk_blocks} MiB on disk, {way}: {plan.reader.name}",
@@ -123,7 +124,7 @@ async def disk(plan: Plan, direct: bool) -> list[Row]:
 
 def _options(plan: Plan, folder: Path, direct: bool) -> Sequence[str]:
     gigabytes = str(2 * plan.disk_blocks / 1024)
-    memory = ("--memory-mb", str(8 * plan.disk_read), "--landing-mb", str(8 * plan.disk_read))
+    memory = ("--memory-mb", str(4 * plan.disk_read), "--landing-mb", str(4 * plan.disk_read))
     way = "--nvme-direct" if direct else "--no-nvme-direct"
     return *memory, "--nvme-dir", str(folder), "--nvme-gb", gigabytes, way
 
@@ -135,15 +136,13 @@ async def _store(plan: Plan, folder: Path, direct: bool) -> AsyncIterator[StoreW
             yield worker
 
 
-async def _fill(plan: Plan, folder: Path, prefix: Prefix) -> None:
+async def _fill(plan: Plan, worker: StoreWorker, folder: Path, prefix: Prefix) -> None:
     """Puts the prefix and waits until all of it is on the disk: written behind, and dropped where a queue is full."""
-    async with _store(plan, folder, direct=False) as worker:
-        source = worker.link.register(prefix.content)
-        for first in range(0, plan.disk_blocks, plan.disk_read):
-            some = slice(first, first + plan.disk_read)
-            starts = [index * BLOCK for index in range(plan.disk_blocks)][some]
-            await worker.put_all(prefix.blocks[some], source, starts)
-            await _on_disk(folder, min(first + plan.disk_read, plan.disk_blocks))
+    source = worker.link.register(prefix.content)
+    for first in range(0, plan.disk_blocks, plan.disk_read):
+        end = min(first + plan.disk_read, plan.disk_blocks)
+        await worker.put_all(prefix.blocks[first:end], source, [index * BLOCK for index in range(first, end)])
+        await _on_disk(folder, end)
 
 
 def _segments(folder: Path) -> list[Path]:
@@ -156,20 +155,19 @@ async def _on_disk(folder: Path, blocks: int) -> None:
             await asyncio.sleep(0.01)  # the store announces it to nobody
 
 
-async def _pass(plan: Plan, folder: Path, files: Sequence[Path], prefix: Prefix, direct: bool) -> tuple[float, float]:
-    """Bytes per second of the store that was just started, and of the yardstick, over the whole prefix."""
+async def _pass(
+    plan: Plan, worker: StoreWorker, files: Sequence[Path], prefix: Prefix, direct: bool
+) -> tuple[float, float]:
+    """Bytes per second of the store, nothing in its DRAM at first, and of the yardstick, over the whole prefix."""
     if not direct:
         plan.reader.rate(files, direct=False)  # into the page cache
     theirs = await asyncio.to_thread(plan.reader.rate, files, direct)
     target = np.zeros((plan.disk_read, BLOCK), np.uint8)
-    async with _store(plan, folder, direct) as worker:
-        async with asyncio.timeout(_FOUND_S):
-            while await worker.lookup(prefix.blocks) < plan.disk_blocks:  # noqa: ASYNC110 - recovery is told to nobody
-                await asyncio.sleep(0.05)
-        firsts = range(0, plan.disk_blocks, plan.disk_read)
-        counts = [min(plan.disk_read, plan.disk_blocks - first) for first in firsts]
-        took = [await prefix.read(worker, target, *each) for each in zip(firsts, counts, strict=True)]
-    return plan.disk_blocks * BLOCK / sum(took), theirs
+    await worker.empty_dram()
+    took = 0.0
+    for first in range(0, plan.disk_blocks, plan.disk_read):
+        took += await prefix.read(worker, target, first, min(plan.disk_read, plan.disk_blocks - first))
+    return plan.disk_blocks * BLOCK / took, theirs
 
 
 def main(arguments: list[str]) -> int:
@@ -181,7 +179,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--blocks", type=int, default=64, help="blocks of 1 MiB of one read from DRAM")
     parser.add_argument("--rounds", type=int, default=21, help="reads from DRAM")
     parser.add_argument("--disk-blocks", type=int, default=512, help="blocks on disk")
-    parser.add_argument("--disk-read", type=int, default=64, help="blocks of one read from the disk")
+    parser.add_argument("--disk-read", type=int, default=128, help="blocks of one read from the disk")
     parser.add_argument("--disk-rounds", type=int, default=5, help="passes over the disk, each way; 0: none")
     parser.add_argument("--window-bytes", type=int, default=16 << 20, help="landing memory of one read")
     options = parser.parse_args(arguments)

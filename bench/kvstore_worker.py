@@ -24,6 +24,8 @@ from fabric.kvlink.verify import CopyKernel, digest
 from fabric.lifecycle import background
 from fabric.records import Extent, Landing
 from protos.deepinfer.v1 import common_pb2 as common
+from protos.deepinfer.v1 import kvstore_admin_pb2 as admin
+from protos.deepinfer.v1 import kvstore_admin_pb2_grpc as admin_rpc
 from protos.deepinfer.v1 import kvstore_pb2 as pb
 from protos.deepinfer.v1 import kvstore_pb2_grpc as rpc
 from services.worker.notices import HandoffNotice
@@ -74,13 +76,19 @@ class Read:
     digests: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Stubs:
+    """What a worker calls, and what an operator does."""
+
+    calls: rpc.KvStoreServiceStub
+    operator: admin_rpc.KvStoreAdminServiceStub
+
+
 class StoreWorker:
     """One worker at one kvstore. Use `opened`."""
 
-    def __init__(
-        self, link: Link, stub: rpc.KvStoreServiceStub, layout: Layout, window_bytes: int, kernel: CopyKernel | None
-    ) -> None:
-        self.link, self._stub, self.layout, self._window_bytes = link, stub, layout, window_bytes
+    def __init__(self, link: Link, stubs: Stubs, layout: Layout, window_bytes: int, kernel: CopyKernel | None) -> None:
+        self.link, self._stubs, self.layout, self._window_bytes = link, stubs, layout, window_bytes
         self.landings = LandingPool(link, 2 * window_bytes + (64 << 20), kernel=kernel)
         self.intake = Intake(link, self.landings)
         self._numbers = itertools.count()
@@ -97,7 +105,7 @@ class StoreWorker:
             model_revision=REVISION,
             layout_fingerprint=self.layout.fingerprint,
         )
-        reply: pb.LookupResponse = await call(self._stub.Lookup, request, timeout_s=TIMEOUT_S)
+        reply: pb.LookupResponse = await call(self._stubs.calls.Lookup, request, timeout_s=TIMEOUT_S)
         return reply.blocks_held
 
     async def get(self, blocks: Sequence[Block], target: Bytes, first: int = 0) -> Read:
@@ -124,10 +132,17 @@ class StoreWorker:
                 raise DataLoss(f"block {extent.block} was told, and did not come", field="extents")
         return Read(reply.blocks, tuple(extent.digest for extent in extents))
 
+    async def empty_dram(self) -> None:
+        """Makes the store forget what is in DRAM; what is on disk stays there."""
+        wanted = admin.RecordFilter(tier=admin.RECORD_TIER_DRAM)
+        request = admin.EvictRecordsRequest(filter=wanted, execute=True)
+        async for _ in self._stubs.operator.EvictRecords(request, timeout=TIMEOUT_S):
+            pass
+
     async def put(self, blocks: Sequence[Block], source: Region, starts: Sequence[int]) -> int:
         """Offers blocks whose bytes lie at `starts` of `source`; returns how many the store took in."""
         commit: asyncio.Future[pb.PutRequest] = asyncio.get_running_loop().create_future()
-        running = self._stub.Put(self._messages(blocks, commit), timeout=TIMEOUT_S)
+        running = self._stubs.calls.Put(self._messages(blocks, commit), timeout=TIMEOUT_S)
         stored = 0
         async for reply in running:
             if reply.WhichOneof("message") == "grant":
@@ -155,7 +170,7 @@ class StoreWorker:
             layout_fingerprint=self.layout.fingerprint,
             landing=wire.pack_landing(landing),
         )
-        reply: pb.GetResponse = await call(self._stub.Get, request, timeout_s=TIMEOUT_S)
+        reply: pb.GetResponse = await call(self._stubs.calls.Get, request, timeout_s=TIMEOUT_S)
         return reply
 
     async def _messages(
@@ -196,7 +211,9 @@ async def opened(
         channels = await stack.enter_async_context(Channels())
         link = open_link(transport, "bench-worker", 1)
         stack.push_async_callback(link.close)
-        worker = StoreWorker(link, channels.stub(rpc.KvStoreServiceStub, address), layout, window_bytes, kernel)
+        calls = channels.stub(rpc.KvStoreServiceStub, address)
+        stubs = Stubs(calls, channels.stub(admin_rpc.KvStoreAdminServiceStub, address))
+        worker = StoreWorker(link, stubs, layout, window_bytes, kernel)
         stack.push_async_callback(worker.intake.aclose)
         await stack.enter_async_context(background(worker.follow(), "notices"))
         yield worker
