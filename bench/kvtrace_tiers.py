@@ -27,9 +27,9 @@ from services.kvstore.tiers import Tiers
 
 BLOCK_BYTES = 64
 SEGMENT_BLOCKS = 64  # as 64 MiB files of 1 MiB blocks
-_IDENTITY = Identity("replay", "replay")
+IDENTITY = Identity("replay", "replay")
 _PAYLOAD = np.zeros(BLOCK_BYTES, np.uint8)
-_EXTENTS = (Extent("block", 0, 1, 0, BLOCK_BYTES, digest(_PAYLOAD)),)
+EXTENTS = (Extent("block", 0, 1, 0, BLOCK_BYTES, digest(_PAYLOAD)),)
 
 
 class MemorySegments(SegmentFiles):
@@ -64,6 +64,11 @@ class MemorySegments(SegmentFiles):
 
     def read(self, place: Place) -> tuple[Head, Bytes]:
         return self._lists[place.segment][place.offset // PAGE]
+
+    def read_into(self, place: Place, target: Bytes) -> Head:
+        head, payload = self.read(place)
+        np.copyto(target, payload)
+        return head
 
     def remove(self, number: int) -> None:
         del self._lists[number]
@@ -110,10 +115,10 @@ class RealTiers:
 
     async def _serve(self, request: Request) -> int:
         names = [self._name(block) for block in request.looked_up]
-        found = self._tiers.lookup(names, _IDENTITY).blocks
-        warm = self._dram.lookup(names, _IDENTITY).blocks
-        await self._tiers.raise_(names[:found], _IDENTITY, anchor=False)
-        hit = len(self._tiers.collect(names[:found], _IDENTITY, anchor=False)) if found else 0
+        found = self._tiers.lookup(names, IDENTITY).blocks
+        warm = self._dram.lookup(names, IDENTITY).blocks
+        await self._tiers.raise_(names[:found], IDENTITY, anchor=False)
+        hit = len(self._tiers.collect(names[:found], IDENTITY, anchor=False)) if found else 0
         self.counts.hit, self.counts.warm = self.counts.hit + hit, self.counts.warm + min(warm, hit)
         self._put([self._name(block) for block in request.offered])
         await self.nvme.drained()
@@ -132,7 +137,7 @@ class RealTiers:
             if place is None:
                 return
             parent = names[at - 1].key if at else ROOT
-            record = Record(ids[at], _IDENTITY, names[at].tokens, parent, place, BLOCK_BYTES, _EXTENTS)
+            record = Record(ids[at], IDENTITY, names[at].tokens, parent, place, BLOCK_BYTES, EXTENTS)
             self._dram.admit(record, arrivals[at])
             self._tiers.keep(record)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from fabric.records import Extent
 from fabric.retention import RetentionClass
@@ -18,8 +19,9 @@ class RecordKind(StrEnum):
     ANCHOR = "anchor"
 
 
-@dataclass(frozen=True, slots=True)
-class RecordId:
+class RecordId(NamedTuple):
+    """A tuple, for a lookup makes and hashes two of them for every block."""
+
     kind: RecordKind
     key: bytes  # 32 bytes: keyed hash over the whole prefix up to this block
 

@@ -143,7 +143,9 @@ class Tiers:
         return self._below(record.id) is not None
 
     def _holds(self, kind: RecordKind, name: BlockName, identity: Identity) -> bool:
-        return self.dram.find(kind, name, identity) is not None or self._below(RecordId(kind, name.key)) is not None
+        record = RecordId(kind, name.key)
+        held = self.dram.by_id(record)
+        return (held is not None and held.answers(name, identity)) or self._below(record) is not None
 
     def _below(self, record: RecordId) -> int | None:
         return self.nvme.size_of(record) if self.nvme is not None else None
