@@ -66,7 +66,7 @@ async def _ready(tiers: Tiers, names: Sequence[BlockName], identity: Identity, a
     records = tiers.collect(names, identity, anchor)
     held.enter_context(tiers.dram.pinned(records))
     unseen = [record for record in records if record.id not in raised]
-    damaged = await settled(asyncio.to_thread(_first_damaged, tiers, unseen))
+    damaged = await settled(asyncio.to_thread(_first_damaged, tiers, unseen)) if unseen else None
     sound = records if damaged is None else records[: records.index(damaged)]
     return Part(tuple(sound), damaged is None and len(records) == len(names) + anchor, damaged)
 
