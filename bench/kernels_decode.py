@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -60,6 +61,7 @@ DECODES = (
     Decode("V4.1 b128 h64 128+1024", (WINDOW, ENTRY), 128, 64, (128, 1024), 16_384, None),
 )
 COMPARED = DECODES[:3]
+_TURNS = 3
 
 
 def sources(variants: Sequence[Variant]) -> list[tuple[Path, str, dict[str, int]]]:
@@ -85,31 +87,41 @@ def variant_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:
     """Every variant on the shapes with bars, checked on hostile operands and on these, then timed in turns; all shapes
     with the fastest of them."""
     cases = [shape.case(seed) for shape in COMPARED]
-    right: list[Variant] = []
+    times: dict[Variant, list[list[float]]] = {}
     for variant in VARIANTS:
-        try:
-            for shape, case in zip(COMPARED, cases, strict=True):
-                small = make_case(shape.kinds, 7, 70, (129, 640), 2_000, 61, torch.device("cuda"), seed, hostile=True)
-                assert_case(small, partial(_run, variant))
-                assert_case(case, partial(_run, variant))
-            right.append(variant)
-        except AssertionError as wrong:
+        wrong = _check(variant, cases, seed)
+        if wrong:
             yield Row(f"{_name(variant)}: {wrong}", float("nan"), "wrong", 0)
-    times = {(variant, turn): [_time(case, variant) for case in cases] for turn in range(3) for variant in right}
-    middle = {
-        variant: [sorted(times[variant, turn][i] for turn in range(3))[1] for i in range(len(cases))]
-        for variant in right
-    }
-    for variant, found in middle.items():
-        for shape, time_us in zip(COMPARED, found, strict=True):
+            continue
+        times[variant] = [[_time(case, variant)] for case in cases]
+        for shape, (first,) in zip(COMPARED, times[variant], strict=True):
+            yield Row(f"{_name(variant)}: {shape.name}, first turn", first, "us")
+    for _ in range(_TURNS - 1):
+        for variant, found in times.items():
+            for turns, case in zip(found, cases, strict=True):
+                turns.append(_time(case, variant))
+    middle = {variant: [statistics.median(turns) for turns in found] for variant, found in times.items()}
+    for variant, medians in middle.items():
+        for shape, time_us in zip(COMPARED, medians, strict=True):
             yield Row(f"{_name(variant)}: {shape.name}", time_us, "us", shape.bar_us)
-        yield Row(f"{_name(variant)}: V4.1 records over V4 records", found[2] / found[0], "x", 1)
+        yield Row(f"{_name(variant)}: V4.1 records over V4 records", medians[2] / medians[0], "x", 1)
     if middle:
         best = min(middle, key=lambda variant: math.prod(middle[variant]))
-        yield Row(
-            f"fastest: {_name(best)}; all shapes with it", math.prod(middle[best]) ** (1 / len(cases)), "us, mean"
-        )
+        mean = math.prod(middle[best]) ** (1 / len(cases))
+        yield Row(f"fastest: {_name(best)}; all shapes with it", mean, "us, mean")
         yield from decode_rows(ceilings, seed, best)
+
+
+def _check(variant: Variant, cases: Sequence[Case], seed: int) -> str:
+    """What is wrong on hostile operands or on these, or nothing."""
+    try:
+        for shape, case in zip(COMPARED, cases, strict=True):
+            small = make_case(shape.kinds, 7, 70, (129, 640), 2_000, 61, torch.device("cuda"), seed, hostile=True)
+            assert_case(small, partial(_run, variant))
+            assert_case(case, partial(_run, variant))
+    except AssertionError as wrong:
+        return str(wrong)
+    return ""
 
 
 def _run(variant: Variant, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,4 +138,5 @@ def _time(case: Case, variant: Variant) -> float:
 
 def _name(variant: Variant) -> str:
     flags = {"folded": variant.folded, "held": variant.held, "ahead": variant.ahead}
-    return " ".join([*(word for word, given in flags.items() if given), str(variant.parts)])
+    words = [word for word, given in flags.items() if given] or ["plain"]
+    return " ".join([*words, str(variant.parts)])
