@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from engine.prefix import PrefixIdentity, block_keys
-from engine.sampling.params import SamplingParams
 from fabric.discovery import MemberInfo, open_discovery
-from services.kvstore import service as kvstore_service
 from services.kvstore.index import Tier
-from services.kvstore.settings import KvStoreSettings
 from services.worker.stores import claim
+from tests.support.manystores import Stores, several_stores
 from tests.support.oracle import Oracle
-from tests.support.servers import redis_server
-from tests.support.stack import Stack, worker_stack
+from tests.support.stack import Stack
 
 TOKENS = [3 + index % 400 for index in range(700)]
 WHOLE = (len(TOKENS) - 1) // 128 * 128
 LONGER = [*TOKENS, *(5 + index % 300 for index in range(300))]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
 
 def prefix_keys(stack: Stack, tokens: list[int]) -> list[bytes]:
@@ -43,61 +35,11 @@ def weaker_and_stronger(key: bytes) -> tuple[str, str]:
     return older, newer
 
 
-class Stores:
-    """Workers and kvstores that share one discovery and one Redis."""
-
-    def __init__(self, stack: Stack, settings: dict[str, Any]) -> None:
-        self.stack, self._settings, self.discovery = stack, settings, settings["discovery"]
-
-    async def start(self, name: str, **settings: Any) -> None:
-        """Returns once prefill knows it."""
-        await self.stack.start(
-            name, KvStoreSettings(instance=name, **{**self._settings, **settings}), kvstore_service.build
-        )
-        await self.known(name, True)
-
-    async def stop(self, name: str) -> None:
-        await self.stack.stop(name)
-
-    async def known(self, name: str, there: bool) -> None:
-        stores = self.stack.running["prefill"].servicer.worker._tools.loader._stores
-        async with asyncio.timeout(10.0):
-            while (stores.named(name) is not None) is not there:  # noqa: ASYNC110 - discovery tells nobody else
-                await asyncio.sleep(0.005)
-
-    def held(self, name: str) -> int:
-        return len(self.stack.running[name].servicer.store.tier)
-
-    def metric(self, role: str, metric: str, **labels: str) -> float:
-        servicer = self.stack.running[role].servicer
-        metrics = servicer.core.metrics if role == "prefill" else servicer.store._metrics._metrics
-        return metrics.registry.get_sample_value(f"deepinfer_{metric}", labels) or 0.0
-
-    async def asked(self, oracle: Oracle, tokens: list[int]) -> int:
-        """Cached tokens of a request at a prefill worker that has nothing of its own; all is stored afterwards."""
-        await self.stack.restart("prefill")
-        for name in self.stack.running.keys() - {"prefill", "decode"}:
-            await self.known(name, True)
-        answer = await self.stack.ask(tokens, GREEDY)
-        assert answer.tokens == oracle.answer(tokens, GREEDY) and answer.done is not None
-        await self.stack.idle()
-        await self._announced()
-        return int(answer.done.usage.cached_tokens)
-
-    async def _announced(self) -> None:
-        stores = [self.stack.running[name].servicer.store for name in self.stack.running.keys() - {"prefill", "decode"}]
-        async with asyncio.timeout(10.0):
-            while any(store._announcer.waiting for store in stores):  # noqa: ASYNC110 - only it knows
-                await asyncio.sleep(0.005)
-
-
-@asynccontextmanager
-async def several_stores(model: Path, tmp_path: Path) -> AsyncIterator[Stores]:
-    with redis_server(tmp_path) as redis:
-        everywhere = {"discovery": f"memory://{uuid.uuid4().hex}", "transport": "inproc://"}
-        workers = {**everywhere, "kvstore": True}
-        async with worker_stack(model, kvstore=False, prefill=workers, decode={**workers, "kvstore": False}) as stack:
-            yield Stores(stack, {**everywhere, "index": redis.url, "memory_mb": 64})
+async def told(stores: Stores, oracle: Oracle, tokens: list[int]) -> int:
+    """Cached tokens of a request; what it left in stores is in Redis afterwards."""
+    cached = await stores.asked(oracle, tokens)
+    await stores.announced()
+    return cached
 
 
 async def test_a_prefix_whose_home_moved_is_found_where_it_was_and_then_at_home(
@@ -106,14 +48,14 @@ async def test_a_prefix_whose_home_moved_is_found_where_it_was_and_then_at_home(
     async with several_stores(model, tmp_path) as stores:
         older, newer = weaker_and_stronger(first_key(stores.stack))
         await stores.start(older)
-        assert await stores.asked(oracle, TOKENS) == 0
+        assert await told(stores, oracle, TOKENS) == 0
         await stores.start(newer)
-        assert await stores.asked(oracle, LONGER) == WHOLE  # by the hint
+        assert await told(stores, oracle, LONGER) == WHOLE  # by the hint
         assert stores.metric("prefill", "prefill_store_hints_total", result="useful") == 1
         assert stores.held(newer) >= stores.held(older) > 0  # it was filled on the way
         assert stores.metric(newer, "kvstore_fill_bytes_total") > 0
         await stores.stop(older)
-        assert await stores.asked(oracle, LONGER) >= WHOLE + 128  # at home
+        assert await told(stores, oracle, LONGER) >= WHOLE + 128  # at home
         assert stores.metric("prefill", "prefill_store_hints_total", result="useful") == 0
 
 
@@ -123,14 +65,14 @@ async def test_filling_is_bounded_and_what_is_new_goes_to_where_the_prefix_still
     async with several_stores(model, tmp_path) as stores:
         older, newer = weaker_and_stronger(first_key(stores.stack))
         await stores.start(older)
-        await stores.asked(oracle, TOKENS)
+        await told(stores, oracle, TOKENS)
         await stores.start(newer, fill_mb_per_s=1e-6)
         stores.stack.running[newer].servicer.store._filling.takes(1 << 20)  # as if much had come a moment ago
         before = stores.held(older)
-        assert await stores.asked(oracle, LONGER) == WHOLE
+        assert await told(stores, oracle, LONGER) == WHOLE
         assert (stores.held(newer), stores.metric(newer, "kvstore_fill_redirected_total")) == (0, 1)
         assert stores.held(older) > before
-        assert await stores.asked(oracle, LONGER) >= WHOLE + 128  # the longer prefix is one hint away
+        assert await told(stores, oracle, LONGER) >= WHOLE + 128  # the longer prefix is one hint away
 
 
 async def test_what_nobody_held_before_is_never_held_back(model: Path, oracle: Oracle, tmp_path: Path) -> None:
@@ -139,9 +81,9 @@ async def test_what_nobody_held_before_is_never_held_back(model: Path, oracle: O
         await stores.start(older)
         await stores.start(newer, fill_mb_per_s=1e-6)
         stores.stack.running[newer].servicer.store._filling.takes(1 << 20)
-        assert await stores.asked(oracle, TOKENS) == 0
+        assert await told(stores, oracle, TOKENS) == 0
         assert (stores.held(older), stores.metric(newer, "kvstore_fill_redirected_total")) == (0, 0)
-        assert await stores.asked(oracle, TOKENS) == WHOLE
+        assert await told(stores, oracle, TOKENS) == WHOLE
 
 
 async def test_losing_one_store_loses_its_hits_and_the_next_one_takes_its_prefixes(
@@ -151,11 +93,11 @@ async def test_losing_one_store_loses_its_hits_and_the_next_one_takes_its_prefix
         older, newer = weaker_and_stronger(first_key(stores.stack))
         await stores.start(older)
         await stores.start(newer)
-        await stores.asked(oracle, TOKENS)
+        await told(stores, oracle, TOKENS)
         assert (stores.held(older), stores.held(newer) > 0) == (0, True)
         await stores.stop(newer)
-        assert await stores.asked(oracle, TOKENS) == 0
-        assert await stores.asked(oracle, TOKENS) == WHOLE
+        assert await told(stores, oracle, TOKENS) == 0
+        assert await told(stores, oracle, TOKENS) == WHOLE
 
 
 async def test_a_hint_to_one_that_does_not_answer_costs_what_it_had_alone(
@@ -164,11 +106,11 @@ async def test_a_hint_to_one_that_does_not_answer_costs_what_it_had_alone(
     async with several_stores(model, tmp_path) as stores:
         ghost, home = weaker_and_stronger(first_key(stores.stack))
         await stores.start(home)
-        assert await stores.asked(oracle, TOKENS) == 0
+        assert await told(stores, oracle, TOKENS) == 0
         store = stores.stack.running[home].servicer.store
         index = store._hints._index
         await index.mark(ghost, "run", 60.0)
         await index.publish(dict.fromkeys(prefix_keys(stores.stack, LONGER), Tier.DRAM), ghost, "run")
         async with open_discovery(stores.discovery).register(MemberInfo("kvstore", ghost, "127.0.0.1:1", 1)):
-            assert await stores.asked(oracle, LONGER) == WHOLE
+            assert await told(stores, oracle, LONGER) == WHOLE
         assert stores.metric("prefill", "prefill_store_hints_total", result="stale") == 1
