@@ -7,11 +7,7 @@ from collections.abc import Callable, Iterable
 from fabric.deaths import Deaths, Vigil
 from fabric.discovery import Discovery
 from services.decode.tickets import Ticket
-
-# What a writer that is over has under way lies in socket buffers here, or where its host's kernel still sends it.
-LINGER_S = 2.0
-# Of a longer pause between two looks only this much counts: we may have stood still.
-LONGEST_STEP_S = 1.0
+from services.worker.doubts import LINGER_S, LONGEST_STEP_S
 
 
 class Wake:

@@ -16,6 +16,7 @@ from fabric.kvlink import Link, open_link
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.metered import export_lane
 from fabric.lifecycle import Identity, background, new_identity
+from fabric.processes import this_process
 from fabric.server import Service
 from fabric.telemetry.metrics import Metrics
 from protos.deepinfer.v1 import common_pb2 as common
@@ -130,7 +131,6 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
             stack.push_async_callback(nvme.finish, _FINISH_S)
         await stack.enter_async_context(background(store.tiers.run(), "idle"))
         await stack.enter_async_context(background(store.follow(), "notices"))
-        member = MemberInfo("kvstore", identity.instance, "", identity.epoch, capacity={"bytes": store.tier.capacity})
         admin = KvStoreAdminServicer(About(identity, settings.transport, metrics, time.monotonic()), store)
         yield Service(
             servicers=[
@@ -138,9 +138,22 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
                 (add_KvStoreAdminServiceServicer_to_server, admin),
             ],
             progress=Progress(),
-            members=member,
+            members=_member(identity, store.tier.capacity),
             metrics=metrics,
         )
+
+
+def _member(identity: Identity, capacity_bytes: int) -> MemberInfo:
+    """How this instance is announced: with its process, so that its death can be proven."""
+    process = this_process()
+    return MemberInfo(
+        service="kvstore",
+        instance=identity.instance,
+        address="",
+        epoch=identity.epoch,
+        process=process.pack() if process is not None else "",
+        capacity={"bytes": capacity_bytes},
+    )
 
 
 def _open_nvme(settings: KvStoreSettings) -> NvmeTier | None:

@@ -22,6 +22,7 @@ from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import kvstore_pb2 as pb
 from services.prefill.ask import PrefillAsk
 from services.prefill.telemetry import PrefillMetrics
+from services.worker.doubts import Doubts
 from services.worker.extents import extent_view
 from services.worker.geometry import Handoff
 from services.worker.receipts import require_extents, require_verified
@@ -45,10 +46,12 @@ class Loader:
         mint: Callable[[], str],
         timeout_s: float,
         metrics: PrefillMetrics,
+        doubts: Doubts,
     ) -> None:
-        """window_bytes: landing memory of one read, at most."""
+        """window_bytes: landing memory of one read, at most. doubts: told of stores that may still write to it."""
         self._engine, self._stores, self._intake = engine, stores, intake
         self._window_bytes, self._mint, self._timeout_s, self._metrics = window_bytes, mint, timeout_s, metrics
+        self._doubts = doubts
         self._layout: Layout = engine.engine.model.layout
 
     def noticed(self, notice: Notice) -> None:
@@ -156,6 +159,8 @@ class Loader:
                 require_extents(extents, handoff)
                 require_verified(extents, await self._intake.ready(landing.id, self._timeout_s))
         finally:
+            if writer is Writer.UNKNOWN:
+                self._doubts.add(landing.id, store.life)
             await settled(self._intake.close(landing.id, writer))
 
     async def _get(self, store: Store, names: Sequence[pb.BlockName], load: Load, landing: Landing) -> pb.GetResponse:

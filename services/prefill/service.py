@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
+from fabric.deaths import Deaths
+from fabric.discovery import open_discovery
 from fabric.health import Progress
 from fabric.kvlink import Link
 from fabric.kvlink.incoming import Intake
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.outgoing import Sender
+from fabric.kvlink.slabs import SlabState, Writer
 from fabric.lifecycle import background
+from fabric.processes import is_gone
 from fabric.server import Service
 from kernels.host.sealed_copy import copy_sealed
 from protos.deepinfer.v1 import prefill_pb2 as pb
@@ -28,6 +33,7 @@ from services.prefill.settings import PrefillSettings
 from services.prefill.telemetry import PrefillMetrics
 from services.prefill.worker import PrefillWorker
 from services.worker.core import Core, open_core
+from services.worker.doubts import Doubts
 from services.worker.regions import PoolRegions
 from services.worker.scopes import unpack_salt
 from services.worker.storage import Storage, open_storage
@@ -35,6 +41,7 @@ from services.worker.telemetry import export_engine, export_quarantine
 from services.worker.wire import pack_model, pack_status
 
 _MIB = 1 << 20
+_SWEEP_S = 0.5
 
 
 class PrefillServicer(rpc.PrefillServiceServicer):
@@ -114,7 +121,8 @@ async def _open_worker(
         intake = Intake(link, landings)
         stack.push_async_callback(intake.aclose)
         window = round(settings.window_mb * _MIB)
-        loader = Loader(engine, storage.stores, intake, window, mint, settings.kvstore_timeout_s, metrics)
+        doubts = await stack.enter_async_context(_open_doubts(intake, landings, settings))
+        loader = Loader(engine, storage.stores, intake, window, mint, settings.kvstore_timeout_s, metrics, doubts)
         sender = Sender(link, settings.send_limits())
         await stack.enter_async_context(background(_follow(link, sender, loader), "notices"))
         prefetcher = Prefetcher(engine, storage.stores, settings.kvstore_timeout_s, metrics)
@@ -124,6 +132,23 @@ async def _open_worker(
         export_engine(core.metrics, "prefill", lambda: worker.board.load.engine)
         await stack.enter_async_context(background(worker.board.run(), "status"))
         yield worker
+
+
+@asynccontextmanager
+async def _open_doubts(intake: Intake, landings: LandingPool, settings: PrefillSettings) -> AsyncIterator[Doubts]:
+    """Landings that a store was asked to write into and did not say that it is done with."""
+
+    def free(landing_id: str) -> None:
+        intake.stop(landing_id, Writer.DEAD)
+
+    settled = lambda landing_id: landings.state(landing_id) is SlabState.FREE  # noqa: E731
+    doubts = Doubts(Deaths(is_gone), time.monotonic, settled, free)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(background(doubts.sweep_every(_SWEEP_S), "doubts"))
+        if settings.kvstore:
+            following = doubts.follow(open_discovery(settings.discovery), "kvstore")
+            await stack.enter_async_context(background(following, "kvstores"))
+        yield doubts
 
 
 async def _follow(link: Link, sender: Sender, loader: Loader) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from fabric.channels import Channels, call
+from fabric.deaths import Incarnation
 from fabric.discovery import Discovery, MemberInfo
 from fabric.errors import DeadlineExceeded, ServiceError, Unavailable
 from protos.deepinfer.v1 import kvstore_pb2 as pb
@@ -28,6 +29,7 @@ class Store(NamedTuple):
 
     instance: str
     stub: rpc.KvStoreServiceStub
+    life: Incarnation
 
 
 class Stores:
@@ -93,7 +95,9 @@ class Stores:
         self._silent.discard(member.instance)
 
     def _trusted(self, member: MemberInfo) -> Store | None:
-        return None if member.instance in self._silent else Store(member.instance, self._stub(member))
+        if member.instance in self._silent:
+            return None
+        return Store(member.instance, self._stub(member), Incarnation(member.instance, member.epoch, member.process))
 
     def _stub(self, member: MemberInfo) -> rpc.KvStoreServiceStub:
         return self._channels.stub(rpc.KvStoreServiceStub, member.address)
