@@ -116,8 +116,9 @@ def _check(variant: Variant, cases: Sequence[Case], seed: int) -> str:
     """What is wrong on hostile operands or on these, or nothing."""
     try:
         for shape, case in zip(COMPARED, cases, strict=True):
-            small = make_case(shape.kinds, 7, 70, (129, 640), 2_000, 61, torch.device("cuda"), seed, hostile=True)
-            assert_case(small, partial(_run, variant))
+            for page, counts in ((1, (1, 65)), (61, (129, 640)), (576, (64, 64))):
+                small = make_case(shape.kinds, 7, 70, counts, 2_000, page, torch.device("cuda"), seed, hostile=True)
+                assert_case(small, partial(_run, variant))
             assert_case(case, partial(_run, variant))
     except AssertionError as wrong:
         return str(wrong)
