@@ -106,7 +106,8 @@ class EngineBoard:
     async def _rest(self) -> None:
         busy = self.load.outside or self.load.engine.running or self.load.engine.waiting
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._period_s if busy else _IDLE_PERIODS * self._period_s):
+            idle_s = min(_IDLE_PERIODS * self._period_s, BEAT_S / 2)  # a beat needs a look
+            async with asyncio.timeout(self._period_s if busy else max(self._period_s, idle_s)):
                 await self._poked.wait()
                 await asyncio.sleep(_YIELD_S)
         self._poked.clear()
