@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from bench import handoff_hidden
 from bench.push import Geometry, Source, push_rounds
 from bench.table import Row, report
+from fabric import wire
 from fabric.errors import InvalidArgument
 from fabric.kvlink import open_link, ucx_lanes
 from fabric.kvlink.extents import Extents
@@ -39,7 +40,9 @@ from fabric.kvlink.outgoing import Piece, Pieces, Sender, SendLimits
 from fabric.kvlink.slabs import Writer
 from fabric.kvlink.verify import digest
 from fabric.records import Landing
+from kernels.host.scattered_copy import copy_scattered
 from kernels.host.sealed_copy import copy_sealed
+from protos.deepinfer.v1 import common_pb2 as pb
 
 TIMEOUT_S = 30.0
 
@@ -86,14 +89,14 @@ PROMPT = Case("77,000 tokens", -(-77_000 // 128), V41_BLOCK)
 CASES = {case.name: case for case in (LARGE, SMALL, PROMPT)}
 
 
-def child(pipe: Connection, chunk_bytes: int) -> None:
+def child(pipe: Connection, transport: str, chunk_bytes: int) -> None:
     """The sending process."""
     ucx_lanes.prepare()
-    uvloop.run(_send(pipe, chunk_bytes))
+    uvloop.run(_send(pipe, transport, chunk_bytes))
 
 
-async def _send(pipe: Connection, chunk_bytes: int) -> None:
-    link = open_link("ucx://", "bench-source", 1)
+async def _send(pipe: Connection, transport: str, chunk_bytes: int) -> None:
+    link = open_link(transport, "bench-source", 1, copy_scattered)
     limits = SendLimits(chunk_bytes=chunk_bytes, in_flight_bytes=4 * chunk_bytes, timeout_s=TIMEOUT_S)
     sender = Sender(link, limits)
     following = asyncio.ensure_future(_follow(link, sender.noticed))
@@ -102,7 +105,8 @@ async def _send(pipe: Connection, chunk_bytes: int) -> None:
     sealed = {name: case.seal(source) for name, case in CASES.items()}
     while (order := await _receive(pipe)) is not None:
         match order:
-            case ("handoff", name, landing):
+            case ("handoff", name, packed):
+                landing = wire.unpack_landing(pb.Landing.FromString(packed))
                 async with sender.transfer(landing) as outgoing:
                     await outgoing.send(sealed[name], last=True)
             case ("push", landing, rounds):
@@ -127,9 +131,7 @@ async def _receive(pipe: Connection) -> Any:
     loop, arrived = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(pipe.fileno(), arrived.set)
     try:
-        while not pipe.poll():
-            arrived.clear()
-            await arrived.wait()
+        await arrived.wait()
     finally:
         loop.remove_reader(pipe.fileno())
     return pipe.recv()
@@ -155,11 +157,13 @@ class Places:
 
 
 class Receiver:
-    """Live blocks, a landing pool and the timing of one handoff."""
+    """Live blocks, a landing pool and the timing of one handoff; and a landing that nobody can map."""
 
-    def __init__(self, pipe: Connection, window_bytes: int) -> None:
+    def __init__(self, pipe: Connection, transport: str, window_bytes: int) -> None:
         self.pipe, self._window_bytes = pipe, window_bytes
-        self.link = open_link("ucx://", "bench-target", 1)
+        self.link = open_link(transport, "bench-target", 1)
+        self.plain_link = open_link("ucx://?mapped=off", "bench-plain", 1)
+        self.plain = LandingPool(self.plain_link, LARGE.nbytes)
         self.pool = LandingPool(self.link, LARGE.nbytes + window_bytes, kernel=copy_sealed)
         self.intake = Intake(self.link, self.pool)
         self.following = asyncio.ensure_future(_follow(self.link, self.intake.noticed))
@@ -175,7 +179,8 @@ class Receiver:
         owner = f"{case.name} {self.handoffs}"
         started = time.perf_counter()
         window = min(self._window_bytes, 2 * case.nbytes)
-        self.pipe.send(("handoff", case.name, self.intake.open(owner, window, places, place_all=places.all)))
+        landing = self.intake.open(owner, window, places, place_all=places.all)
+        self.pipe.send(("handoff", case.name, wire.pack_landing(landing).SerializeToString()))
         await self.intake.ready(owner, TIMEOUT_S)
         took = time.perf_counter() - started
         await self.intake.close(owner, Writer.FINISHED)
@@ -206,24 +211,27 @@ class Receiver:
         self.pipe.send(None)
         self.following.cancel()
         await self.intake.aclose()
+        await self.plain_link.close()
         await self.link.close()
 
 
-async def measure(pipe: Connection, rounds: int, window_bytes: int) -> tuple[list[Row], str]:
-    """All rows, and the lane that carried them."""
-    receiver = Receiver(pipe, window_bytes)
+async def measure(pipe: Connection, transport: str, rounds: int, window_bytes: int) -> tuple[list[Row], str]:
+    """All rows, and the lane that carried the handoffs."""
+    receiver = Receiver(pipe, transport, window_bytes)
     try:
-        landing: Landing = receiver.pool.grant("bare", LARGE.nbytes)
-        pushed = await receiver.ask("push", landing, rounds)
-        receiver.pool.release("bare", Writer.FINISHED)
         large, prompt = await receiver.rounds(LARGE, rounds), await receiver.rounds(PROMPT, rounds)
         small = await receiver.rounds(SMALL, 10 * rounds)
         sealing = await receiver.ask("seal", PROMPT.name, rounds)
         hashing = _median_s(partial(_hash, receiver.live, PROMPT), rounds)
         lane: str = await receiver.ask("lane")
+        landing: Landing = receiver.pool.grant("mapped", LARGE.nbytes)
+        mapped = await receiver.ask("push", landing, rounds)
+        pushed = await receiver.ask("push", receiver.plain.grant("plain", LARGE.nbytes), rounds)
     finally:
         await receiver.close()
-    return _rows(pushed, large, prompt, small, sealing, hashing), lane
+    rows = _rows(pushed, large, prompt, small, sealing, hashing)
+    rows.insert(3, Row(f"  link push, unverified, {lane}", LARGE.nbytes / 1e9 / mapped[1], "GB/s"))
+    return rows, lane
 
 
 def _rows(
@@ -238,7 +246,7 @@ def _rows(
     rate = LARGE.nbytes / 1e9
     return [
         Row("64 MiB, bare NIXL WRITE", rate / bare_s, "GB/s"),
-        Row("  link push, unverified", rate / push_s, "GB/s"),
+        Row("  link push over NIXL, unverified", rate / push_s, "GB/s"),
         Row("  push / bare", push_ratio, "", 0.85, ">="),
         Row("  memcpy", rate / large[1], "GB/s"),
         Row("  pushed, verified, committed", rate / large[0], "GB/s"),
@@ -272,16 +280,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", type=Path, help="write the table as JSON, too")
     parser.add_argument("--rounds", type=int, default=21, help="handoffs of each size; ten times as many of 1 MiB")
     parser.add_argument("--hidden-rounds", type=int, default=5, help="nano prompts through real services; 0: none")
+    parser.add_argument("--transport", default="ucx://", help="what carries handoffs; ucx://?mapped=off: NIXL alone")
     parser.add_argument("--chunk-bytes", type=int, default=4 << 20, help="bytes of one push of a pipelined transfer")
     parser.add_argument("--window-bytes", type=int, default=16 << 20, help="landing memory of one transfer")
     options = parser.parse_args(arguments)
     ucx_lanes.prepare()
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=child, args=(there, options.chunk_bytes))
+    process = context.Process(target=child, args=(there, options.transport, options.chunk_bytes))
     process.start()
     try:
-        rows, lane = uvloop.run(measure(here, options.rounds, options.window_bytes))
+        rows, lane = uvloop.run(measure(here, options.transport, options.rounds, options.window_bytes))
         process.join(10)
     finally:
         process.kill()

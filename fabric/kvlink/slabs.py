@@ -6,8 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import numpy as np
-
 from fabric.errors import Exhausted, InvalidArgument
 
 
@@ -47,7 +45,7 @@ class SlabBook:
 
     def __init__(self, slabs: int, slab_bytes: int, max_doubt_share: float) -> None:
         self.slab_bytes = slab_bytes
-        self._free = np.ones(slabs, bool)
+        self._free = bytearray(b"\1" * slabs)
         self._grants: dict[str, Grant] = {}
         self._max_doubt = max(1, int(slabs * max_doubt_share))
         self.history: Counter[str] = Counter()
@@ -55,7 +53,7 @@ class SlabBook:
     def count(self) -> dict[SlabState, int]:
         """Slabs in each state; their sum is always the size of the pool."""
         totals = dict.fromkeys(SlabState, 0)
-        totals[SlabState.FREE] = int(self._free.sum())
+        totals[SlabState.FREE] = self._free.count(1)
         for grant in self._grants.values():
             totals[grant.state] += grant.count
         return totals
@@ -63,8 +61,8 @@ class SlabBook:
     @property
     def blocked(self) -> bool:
         """Whether too many slabs are in doubt for anything to be granted."""
-        totals = self.count()
-        return totals[SlabState.QUARANTINED] + totals[SlabState.RETIRED] > self._max_doubt
+        doubted = [grant.count for grant in self._grants.values() if grant.state is not SlabState.GRANTED]
+        return sum(doubted) > self._max_doubt
 
     def take(self, owner: str, nbytes: int) -> Grant:
         """Contiguous slabs for `nbytes` bytes.
@@ -87,7 +85,7 @@ class SlabBook:
                 retry_after_s=1.0,
             )
         first = self._first_fit(needed)
-        self._free[first : first + needed] = False
+        self._free[first : first + needed] = bytes(needed)
         self.history["granted"] += 1
         grant = self._grants[owner] = Grant(owner, first, needed)
         return grant
@@ -121,7 +119,7 @@ class SlabBook:
             grant.fate = grant.fate if grant.fate not in (None, Writer.UNKNOWN) else writer
             return True
         if writer is not Writer.UNKNOWN:
-            self._free[grant.first : grant.first + grant.count] = True
+            self._free[grant.first : grant.first + grant.count] = b"\1" * grant.count
             del self._grants[owner]
             self.history["freed"] += 1
             return True
@@ -145,9 +143,7 @@ class SlabBook:
 
     def _first_fit(self, needed: int) -> int:
         """Number of the first slab of a free run of `needed`. Raises Exhausted where there is none."""
-        ends = np.cumsum(self._free)
-        windows = ends[needed - 1 :] - np.concatenate(([0], ends[:-needed]))
-        starts = np.flatnonzero(windows == needed)
-        if not len(starts):
+        first = self._free.find(b"\1" * needed)
+        if first < 0:
             raise Exhausted("landing memory is full", retry_after_s=0.1)
-        return int(starts[0])
+        return first

@@ -178,8 +178,8 @@ class TcpLink:
         """The writer's name and epoch as an empty notice; None when it looks for another incarnation of us."""
         head = await _receive(sock, frames.GREETING_BYTES)
         writer_epoch, target_epoch, writer_bytes, target_bytes = frames.unpack_greeting(head)
-        writer = (await _receive(sock, writer_bytes)).decode(errors="replace")
-        target = (await _receive(sock, target_bytes)).decode(errors="replace")
+        writer = frames.unpack_name(await _receive(sock, writer_bytes))
+        target = frames.unpack_name(await _receive(sock, target_bytes))
         meant = (target, target_epoch) == (self.address.peer, self.address.epoch)
         answer = Answer.DONE if meant else Answer.STALE
         await asyncio.get_running_loop().sock_sendall(sock, frames.pack_answer(answer))

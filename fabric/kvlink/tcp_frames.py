@@ -55,6 +55,14 @@ def unpack_greeting(head: bytes) -> tuple[int, int, int, int]:
     return writer_epoch, target_epoch, writer_bytes, target_bytes
 
 
+def unpack_name(packed: bytes) -> str:
+    """Raises InvalidArgument for bytes that are no text: two of those must not pass for one name."""
+    try:
+        return packed.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument("a name in a greeting is no text", field="frame") from error
+
+
 def pack_push(copies: NDArray[np.int64], notice: bytes) -> bytes:
     """Head of a push: `copies` is int64 [n, 3] of (region number, offset, size). The payload follows in that order."""
     head = _PUSH.pack(MAGIC, len(copies), len(notice), int(copies[:, 2].sum()) if len(copies) else 0)

@@ -128,7 +128,10 @@ def agent_name(peer: str, epoch: int) -> str:
 
 def incarnation(name: str | bytes) -> tuple[str, int] | None:
     """Peer and epoch of an agent's name; None for what `agent_name` never makes: any agent can connect."""
-    text = name.decode(errors="replace") if isinstance(name, bytes) else name
+    try:
+        text = name.decode() if isinstance(name, bytes) else name
+    except UnicodeDecodeError:  # never replaced: two such names must not pass for one
+        return None
     peer, _, epoch = text.rpartition("#")
     return (peer, int(epoch)) if peer and epoch.isascii() and epoch.isdecimal() and len(epoch) <= 20 else None
 

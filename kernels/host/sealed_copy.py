@@ -50,9 +50,24 @@ def _pointer(builder: Any, base: Any, offset: int) -> Any:
     return builder.inttoptr(builder.add(base, ir.Constant(_WORD, offset)), _LANES.as_pointer())
 
 
+class _Once(ir.LoadInstr):  # type: ignore[misc]
+    """A volatile load: the compiler reads the memory here and nowhere else."""
+
+    def descr(self, buf: list[str]) -> None:
+        super().descr(buf)
+        buf[-1] = buf[-1].replace("load ", "load volatile ", 1)
+
+
 def _load(builder: Any, base: Any, offset: int) -> Any:
     loaded = builder.load(_pointer(builder, base, offset))
     loaded.align = 1
+    return loaded
+
+
+def _load_once(builder: Any, base: Any, offset: int) -> Any:
+    loaded = _Once(builder.block, _pointer(builder, base, offset))
+    loaded.align = 1
+    builder._insert(loaded)
     return loaded
 
 
@@ -87,7 +102,7 @@ def _absorbing(stripes: int, streamed: bool) -> Any:
         source, target, secret, at = arguments
         sums = _load(builder, at, 0)
         for stripe in range(stripes):
-            data = _load(builder, source, _STRIPE * stripe)
+            data = _load_once(builder, source, _STRIPE * stripe)
             _store(builder, data, target, _STRIPE * stripe, streamed)
             sums = _mixed(builder, sums, data, _load(builder, secret, 8 * stripe))
         if stripes == _STRIPES:

@@ -24,6 +24,7 @@ from fabric.processes import this_process
 from fabric.telemetry import logs
 from fabric.telemetry.metrics import Metrics
 from kernels import KernelError, cache, choose
+from kernels.host.scattered_copy import copy_scattered
 from services.worker.settings import WorkerSettings
 from services.worker.telemetry import StepMetrics
 
@@ -71,7 +72,8 @@ async def open_core(service: str, settings: WorkerSettings) -> AsyncIterator[Cor
     sys.setswitchinterval(_SWITCH_S)
     async with AsyncExitStack() as stack:
         metrics = Metrics(service)
-        link = open_link(settings.transport, identity.instance, identity.epoch)  # first: a missing lane shows at once
+        # First: a missing lane shows at once.
+        link = open_link(settings.transport, identity.instance, identity.epoch, copy_scattered)
         stack.push_async_callback(link.close)
         export_lane(link, metrics)
         engine, kernels = await asyncio.to_thread(_open_engine, settings)

@@ -84,10 +84,9 @@ def greeting(payload: bytes) -> bytes | None:
     names = payload[frames.GREETING_BYTES :]
     if len(names) != writer + target:
         return None
-    try:
-        return Greeting(writer_epoch, target_epoch, names[:writer].decode(), names[writer:].decode()).pack()
-    except UnicodeDecodeError:
-        return None
+    return Greeting(
+        writer_epoch, target_epoch, frames.unpack_name(names[:writer]), frames.unpack_name(names[writer:])
+    ).pack()
 
 
 def push(payload: bytes) -> bytes | None:

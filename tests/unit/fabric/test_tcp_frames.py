@@ -66,3 +66,9 @@ def test_absurd_lengths_are_refused_before_memory_is_taken():
         frames.unpack_push(struct.pack("<IIIQ", frames.MAGIC, 0, 2**31, 0))
     with pytest.raises(InvalidArgument):
         frames.unpack_greeting(struct.pack("<IQQHH", frames.MAGIC, 0, 0, 60000, 0))
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"decode-\xc3", b"\xed\xa0\x80"])
+def test_a_name_that_is_no_text_is_refused_not_repaired(name):
+    with pytest.raises(InvalidArgument, match="no text"):
+        frames.unpack_name(name)
