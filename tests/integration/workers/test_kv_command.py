@@ -133,7 +133,7 @@ async def test_verify_finds_and_drops_what_is_damaged_and_nothing_else(model: Pa
         dram.memory[victim.offset + victim.size - 1] ^= 1
         found = await command(stack, "verify")
         assert found.exit_code == 1 and victim.id.key.hex() in found.output and "1 damaged" in found.output
-        lost = {victim.id, RecordId(RecordKind.ANCHOR, victim.id.key)} & before  # an anchor is useless without its block
+        lost = {victim.id, RecordId(RecordKind.ANCHOR, victim.id.key)} & before  # it takes its anchor along
         assert before - set(dram.ids) == lost
         assert "1 found in DRAM" in (await command(stack, "stat")).output
         assert (await command(stack, "verify")).exit_code == 0
