@@ -72,10 +72,13 @@ class Stores:
 
 
 @asynccontextmanager
-async def several_stores(model: Path, tmp_path: Path) -> AsyncIterator[Stores]:
+async def several_stores(
+    model: Path, tmp_path: Path, discovery: str = "", transport: str = "inproc://"
+) -> AsyncIterator[Stores]:
     """No kvstore yet: `start` them. The decode worker stores nothing."""
     with redis_server(tmp_path) as redis:
-        everywhere = {"discovery": f"memory://{uuid.uuid4().hex}", "transport": "inproc://"}
+        everywhere = {"discovery": discovery or f"memory://{uuid.uuid4().hex}", "transport": transport}
         workers = {**everywhere, "kvstore": True}
-        async with worker_stack(model, kvstore=False, prefill=workers, decode={**workers, "kvstore": False}) as stack:
+        decode = {**workers, "kvstore": False}
+        async with worker_stack(model, kvstore=False, prefill=workers, decode=decode) as stack:
             yield Stores(stack, redis, {**everywhere, "index": redis.url, "memory_mb": 64})

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from engine.prefix import PrefixIdentity, block_keys
 from fabric.discovery import MemberInfo, open_discovery
@@ -11,6 +14,7 @@ from services.kvstore.index import Tier
 from services.worker.stores import claim
 from tests.support.manystores import Stores, several_stores
 from tests.support.oracle import Oracle
+from tests.support.servers import etcd_server
 from tests.support.stack import Stack
 
 TOKENS = [3 + index % 400 for index in range(700)]
@@ -42,10 +46,20 @@ async def told(stores: Stores, oracle: Oracle, tokens: list[int]) -> int:
     return cached
 
 
+@pytest.fixture(params=["memory", "etcd"])
+def ways(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """How members find each other and bytes travel: within this process, or as in production."""
+    if request.param == "memory":
+        yield {}
+        return
+    with etcd_server(tmp_path) as etcd:
+        yield {"discovery": etcd.url, "transport": "ucx://"}
+
+
 async def test_a_prefix_whose_home_moved_is_found_where_it_was_and_then_at_home(
-    model: Path, oracle: Oracle, tmp_path: Path
+    model: Path, oracle: Oracle, tmp_path: Path, ways: dict[str, str]
 ) -> None:
-    async with several_stores(model, tmp_path) as stores:
+    async with several_stores(model, tmp_path, **ways) as stores:
         older, newer = weaker_and_stronger(first_key(stores.stack))
         await stores.start(older)
         assert await told(stores, oracle, TOKENS) == 0
