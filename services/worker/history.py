@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from engine.journal import Changes
 
 MAX_KEPT = 256  # versions; whoever missed more gets the whole set
+# Keys of one message, which has a bound. One more than a gateway mirrors, so that it knows: these are not all.
+MAX_TOLD = (1 << 18) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,17 @@ class KeyHistory:
         return True
 
     def since(self, version: int | None) -> KeyChange:
-        """What makes the newest version out of `version`; the whole set for None, or for one too long ago."""
-        first = self.version - len(self._kept)
-        if version is None or not first <= version <= self.version:
-            return KeyChange(self.version, 0, frozenset(self._keys), reset=True)
+        """What makes the newest version out of `version`; the whole set for None, for one too long ago, and where the
+        difference is too long. Of the whole set no more than MAX_TOLD.
+        """
+        change = self._difference(version) if version is not None else None
+        if change is None or len(change.added) + len(change.removed) > MAX_TOLD:
+            return KeyChange(self.version, 0, frozenset(islice(self._keys, MAX_TOLD)), reset=True)
+        return change
+
+    def _difference(self, version: int) -> KeyChange | None:
+        if not self.version - len(self._kept) <= version <= self.version:
+            return None
         added: set[bytes] = set()
         removed: set[bytes] = set()
         for changes in self._kept:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.journal import Changes, Journal
-from services.worker.history import MAX_KEPT, KeyChange, KeyHistory
+from services.gateway.mirror import MAX_HELD_KEYS
+from services.worker import history as histories
+from services.worker.history import MAX_KEPT, MAX_TOLD, KeyChange, KeyHistory
 
 KEYS = [bytes([number]) for number in range(6)]
 
@@ -46,6 +49,17 @@ def test_who_knows_nothing_or_too_little_gets_the_whole_set() -> None:
     for version in (None, 0, 8, history.version + 1):
         assert history.since(version).reset and len(history.since(version).added) == MAX_KEPT + 9
     assert not history.since(history.version - MAX_KEPT).reset
+
+
+def test_a_set_too_large_for_a_message_says_that_it_is_not_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_TOLD > MAX_HELD_KEYS  # what a gateway takes for doubt
+    monkeypatch.setattr(histories, "MAX_TOLD", 3)
+    history = KeyHistory(KEYS[:2], 0)
+    history.apply(Changes(1, frozenset(KEYS[2:5])))
+    assert not history.since(0).reset
+    history.apply(Changes(2, frozenset(KEYS[5:])))
+    for version in (None, 0):
+        assert history.since(version).reset and len(history.since(version).added) == 3
 
 
 def test_a_journal_tells_what_differs_from_the_last_reading_alone() -> None:
