@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,6 +48,7 @@ class PutSession:
         self._granted = Granted((), (), None)
         self._writer = Writer.FINISHED
         self._arrivals: dict[int, Arrival] = {}
+        self._held = ExitStack()  # what this visit stored: what follows must not take its room
         self._lost: set[RecordId] = set()  # stand for something else here: what continues them is not taken
 
     def new_blocks(self) -> list[RecordOffer]:
@@ -60,6 +62,7 @@ class PutSession:
         Raises:
             Exhausted: no landing memory now.
         """
+        self._tiers.refresh([record.id for record in self.offer.records])
         wanted = self._admitted(self._wanted())
         sizes = np.array([self.offer.records[index].size for index in wanted], dtype=np.int64)
         if wanted:
@@ -94,10 +97,11 @@ class PutSession:
         return Committed(tuple(stored), rejected)
 
     def close(self) -> None:
-        """Gives the landing back, in doubt unless the writer committed."""
+        """Gives the landing back, in doubt unless the writer committed, and lets go of what was stored."""
         if self._granted.landing is not None:
             self._landings.release(self.id, self._writer)
             self._granted = Granted((), (), None)
+        self._held.close()
 
     def _wanted(self) -> tuple[int, ...]:
         return self.offer.wanted(self._tiers.has, self._is_foreign, self._most_bytes)
@@ -150,5 +154,6 @@ class PutSession:
         if not self._tier.admit(record, self._arrivals[index]):
             self._lost |= {offer.id} if self._is_foreign(offer) else set()  # another writer was faster
             return None
-        self._tiers.keep(record)  # at once: the next record of this visit may take the room of one that nobody holds
+        self._held.enter_context(self._tier.pinned([record]))
+        self._tiers.keep(record)
         return record

@@ -111,6 +111,12 @@ class DramTier:
         self._order.touch([record.id for record in records], self._clock())
         return records
 
+    def refresh(self, prefix: Sequence[RecordId], older_s: float) -> None:
+        """A prefix was used, from its start: what of it is here and was not used for `older_s`."""
+        now = self._clock()
+        here = [record for record in prefix if record in self._order]
+        self._order.touch([record for record in here if now - self._order.used_s(record) >= older_s], now)
+
     def is_intact(self, record: Record) -> bool:
         """Whether every extent still has its digest. Reads all bytes: pin the record and call from a worker thread."""
         return all(digest(view) == extent.digest for extent, view in self.views(record))

@@ -12,6 +12,7 @@ from services.kvstore.records import BlockName, Identity, Record, RecordId, Reco
 from services.kvstore.tier import DramTier, Held
 
 _SWEEP_S = 60.0
+_SAME_USE_S = 30.0  # a request reads a prefix, and offers it once it was computed and again as it is decoded
 # Records, by the name that asked for each.
 _Missing = list[tuple[RecordId, BlockName, int]]
 
@@ -82,6 +83,15 @@ class Tiers:
             for record in records:
                 self.keep(record)
         return records
+
+    def refresh(self, prefix: Sequence[RecordId]) -> None:
+        """A prefix was used where this store did not see it, in a worker's own memory: what follows it is offered.
+
+        What was used a moment ago is passed over: the same request read it, or offered it already.
+        """
+        self.dram.refresh(prefix, _SAME_USE_S)
+        if self.nvme is not None:
+            self.nvme.refresh(prefix, _SAME_USE_S)
 
     def keep(self, record: Record) -> None:
         """Writes a record of DRAM behind, to the disk, unless it is there; until then its bytes stay.

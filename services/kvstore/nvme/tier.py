@@ -125,6 +125,12 @@ class NvmeTier:
         """A prefix was used, from its start, in whatever tier: what is hot above is not cold here."""
         self._index.touch(prefix, self._now())
 
+    def refresh(self, prefix: Iterable[RecordId], older_s: float) -> None:
+        """The same of what of it was not used for `older_s`."""
+        now = self._now()
+        entries = ((record, self._index.get(record)) for record in prefix)
+        self.touch([record for record, entry in entries if entry is not None and now - entry.used_at >= older_s])
+
     def offer(self, stored: Stored, payload: Bytes, release: Callable[[], None], arrival: Arrival = ALONE) -> None:
         """Writes a record some time later, unless it is here or on its way. `payload` stays as it is until `release` is
         called."""

@@ -185,6 +185,24 @@ async def test_without_a_disk_records_stay_for_their_class(tmp_path):
     assert bench.held() == {2}
 
 
+async def test_what_a_worker_used_in_its_own_memory_stays_young_and_one_request_is_one_use(tmp_path):
+    async with opened(tmp_path, records=16) as bench:
+        ids = [RecordId(RecordKind.BLOCK, name(number).key) for number in range(3)]
+        for number in range(3):
+            assert bench.put(number, parent=number - 1 if number else None)
+        await bench.written()
+        bench.clock.advance(3000.0)
+        assert await bench.get(0, 1) == 2
+        bench.tiers.refresh([*ids, RecordId(RecordKind.BLOCK, name(9).key)])  # the offer of the same request
+        standing = [bench.tiers.dram.standing(record) for record in ids]
+        assert [one.uses for one in standing if one is not None] == [1, 1, 1]
+        known = [bench.nvme.known(record) for record in ids]
+        assert [one.used_at for one in known if one is not None] == [bench.clock.now] * 3
+        bench.clock.advance(3000.0)
+        bench.tiers.dram.drop_idle()
+        assert bench.held() == {0, 1, 2}
+
+
 async def test_a_hit_above_is_a_use_below_and_writes_what_the_disk_had_no_time_for(tmp_path, monkeypatch):
     async with opened(tmp_path, records=16, queue_records=1) as bench:
         with stalled(monkeypatch) as waits:
