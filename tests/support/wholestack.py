@@ -29,6 +29,8 @@ from services.decode import service as decode_service
 from services.decode.settings import DecodeSettings
 from services.gateway.build import build as build_gateway
 from services.gateway.settings import GatewaySettings
+from services.kvstore.service import build as build_kvstore
+from services.kvstore.settings import KvStoreSettings
 from services.prefill import service as prefill_service
 from services.prefill.settings import PrefillSettings
 from services.recipe.service import build as build_recipe
@@ -180,15 +182,18 @@ async def _member(service: str, address: str, process: str) -> MemberInfo:
 
 @asynccontextmanager
 async def whole_stack(
-    model: Path, decodes: int = 2, transport: str = "inproc://", **gateway: Any
+    model: Path, decodes: int = 2, transport: str = "inproc://", kvstore: bool = False, **gateway: Any
 ) -> AsyncIterator[WholeStack]:
-    """Starts everything over `model` and waits until the gateway uses all of it."""
+    """Starts everything over `model`, with a kvstore if asked for, and waits until the gateway uses all of it."""
     url = f"memory://{uuid4().hex}"
     common = {"model": model, "discovery": url, "transport": transport, **WORKER}
     async with AsyncExitStack() as stack:
         workers: dict[str, Any] = {}
         recipe, _ = await start(stack, RecipeSettings(discovery=url, model=model), build_recipe)
-        prefill_settings = PrefillSettings(**common, kvstore=False)
+        if kvstore:
+            store = KvStoreSettings(discovery=url, transport=transport, index="memory://", memory_mb=64)
+            await start(stack, store, build_kvstore)
+        prefill_settings = PrefillSettings(**common, kvstore=kvstore)
         prefill, workers["prefill"] = await start(stack, prefill_settings, prefill_service.build)
         addresses = [("recipe", recipe), ("prefill", prefill)]
         settings = GatewaySettings(discovery=url, http="127.0.0.1:0", coalesce_ms=0, **gateway)
