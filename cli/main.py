@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli import backing, kv, machine, running, sums
+from cli import backing, knowledge, kv, machine, running, runtime, sums
 from cli.chat import ChatOptions
 from cli.chat import chat as run_chat
 from cli.console import reports_errors
@@ -114,6 +114,7 @@ def doctor(
             "KV transport": backing.transport,
             "model": partial(backing.model, model),
             **running.checks(found),
+            **knowledge.checks([] if discovery else runtime.stacks(runtime.folder())),
         },
         {"every byte": partial(sums.verify, model)} if deep else None,
     )
