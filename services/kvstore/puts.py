@@ -49,7 +49,6 @@ class PutSession:
         self._writer = Writer.FINISHED
         self._arrivals: dict[int, Arrival] = {}
         self._held = ExitStack()  # what this visit stored: what follows must not take its room
-        self._held = ExitStack()  # what this visit stored: what follows must not take its room
         self._lost: set[RecordId] = set()  # stand for something else here: what continues them is not taken
 
     def new_blocks(self) -> list[RecordOffer]:
