@@ -34,6 +34,7 @@ from kernels.host.sealed_copy import copy_sealed
 NANO = Path(__file__).parents[1] / "models" / "nano" / "config.json"
 PUSH_BAR = 0.70  # of the bare rate, for the nano prompt
 TIMEOUT_S = 30.0
+NIXL_ALONE = "ucx://?mapped=off"  # a mapped lane is no NIXL WRITE: bench.handoff has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ def target(pipe: Connection, nbytes: int) -> None:
 
 
 async def _target(pipe: Connection, nbytes: int) -> None:
-    link = open_link("ucx://", "bench-target", 1)
+    link = open_link(NIXL_ALONE, "bench-target", 1)
     pool = LandingPool(link, nbytes, kernel=copy_sealed)
     pipe.send(pool.grant("bench", nbytes))
     loop = asyncio.get_running_loop()
@@ -185,7 +186,7 @@ async def measure(geometry: Geometry, rounds: int, bar: float | None) -> tuple[l
     here, there = context.Pipe()
     child = context.Process(target=target, args=(there, geometry.nbytes))
     child.start()
-    link = open_link("ucx://", "bench-source", 1)
+    link = open_link(NIXL_ALONE, "bench-source", 1)
     try:
         landing: Landing = await asyncio.to_thread(here.recv)
         source = Source(link, geometry, np.random.default_rng(0))

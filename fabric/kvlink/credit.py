@@ -161,13 +161,14 @@ class FairQueue:
         heapq.heappush(self._waiting, (turn.tag, self._serial, turn))
         return turn
 
-    def passes(self, flow: Flow, size: int) -> bool:
-        """Whether a chunk that is sent before anything else happens needs no turn: nobody waits, and there is room."""
-        if self._waiting or (self.in_flight and self.in_flight + size > self.limit):
-            return False
+    def has_room(self, size: int) -> bool:
+        """Whether a chunk that is sent before anything else happens needs no turn: then say that it `passed`."""
+        return not self._waiting and (not self.in_flight or self.in_flight + size <= self.limit)
+
+    def passed(self, flow: Flow, size: int) -> None:
+        """A chunk was sent without a turn; it counts as one that had it."""
         self._now = max(self._now, flow.finish)
         flow.finish = self._now + size
-        return True
 
     def admit(self) -> list[Turn]:
         """The turns that begin now. One that finds no room is not overtaken."""

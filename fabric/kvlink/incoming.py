@@ -10,20 +10,16 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from enum import Enum
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fabric.errors import Cancelled, DataLoss, DeadlineExceeded, Internal, InvalidArgument, ServiceError
 from fabric.kvlink import messages
 from fabric.kvlink.credit import ReceiveRing
-from fabric.kvlink.extents import Extents
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.link import Link, Notice
-from fabric.kvlink.messages import Alive, Chunk, Credit, FromSender, GaveUp, Refusal, Trailing
+from fabric.kvlink.messages import Chunk, Credit, FromSender, GaveUp, Refusal, Trailing, Word, word_of
+from fabric.kvlink.placing import Place, PlaceAll, check_chunk, rows_of
 from fabric.kvlink.slabs import SlabState, Writer
-from fabric.kvlink.verify import KERNEL_BYTES, CopyRows, Destination
+from fabric.kvlink.verify import CopyRows
 from fabric.records import Landing, LinkAddress
 from fabric.telemetry import logs
 
@@ -32,22 +28,10 @@ _log = logs.get("kvlink")
 _REPEAT_S = 0.1
 _REPEAT_MOST_S = 2.0
 _MAX_EARLY_ROWS = 1 << 16  # of a transfer; each takes some 300 bytes until its turn
-# (group, block, size) -> where an extent's bytes go. Raises InvalidArgument for one nobody asked for.
-Place = Callable[[str, int, int], Destination]
-# As `Place` of many extents at once: addresses uint64 [n] of live memory that stays; None where each must be asked for.
-PlaceAll = Callable[[Extents], NDArray[np.uint64] | None]
 # Name and epoch of a link.
 Peer = tuple[str, int]
 # (valid entries, size, digest) as the writer sealed them, by (group, block).
 Verified = dict[tuple[str, int], tuple[int, int, int]]
-
-
-class Word(Enum):
-    """What a writer said of its writes."""
-
-    ALIVE = "alive"
-    DONE = "done"  # it wrote everything or gave up: it will write no more
-    TRAILING = "trailing"  # it starts no other write; one that it gave up may still be on its way
 
 
 # Told of every message of the writer of a transfer, also after the transfer was closed while its writer is in doubt.
@@ -217,7 +201,7 @@ class Intake:
                 self._over(transfer)
             case Trailing():
                 self._fail(transfer, Cancelled("the writer gave up a push"))
-        self._heard(message.transfer, writer, _word(message))
+        self._heard(message.transfer, writer, word_of(message))
 
     def _chunk(self, transfer: _Transfer, chunk: Chunk) -> None:
         if chunk.last and transfer.over.is_set():
@@ -237,7 +221,7 @@ class Intake:
 
     def _told_late(self, writer: Peer, message: FromSender) -> None:
         """A writer that was given up speaks: where it says that it is done, its landing is clean."""
-        word = _word(message)
+        word = word_of(message)
         if self._in_doubt.get(message.transfer, ("", -1)) not in (None, writer):
             return  # a stranger: not even answered, since its address could pass for a newer one of somebody else's
         if isinstance(message, Chunk) and message.reply is not None and word is not Word.DONE:
@@ -256,7 +240,7 @@ class Intake:
         if transfer.ring.seen(chunk.number):
             return
         try:
-            _check(chunk, transfer.ring.nbytes)
+            check_chunk(chunk, transfer.ring.nbytes)
             in_order = transfer.ring.arrived(chunk.number, chunk.run)
             if not in_order and sum(len(early.extents) for early in transfer.chunks.values()) > _MAX_EARLY_ROWS:
                 raise InvalidArgument("too many extents came early", field="chunk")
@@ -275,7 +259,7 @@ class Intake:
             while transfer.queue and self._may_copy_now(transfer.queue[0].run.size):
                 chunk = transfer.queue.popleft()
                 self._spend(chunk.run.size)
-                wrong = self._pool.commit_at_once(transfer.landing.id, self._rows(transfer, chunk.extents))
+                wrong = self._pool.commit_at_once(transfer.landing.id, self._rows_of(transfer, chunk))
                 self._placed(transfer, [chunk], [wrong])
         if transfer.queue:
             transfer.committing = self._spawn(self._commit(transfer))
@@ -302,9 +286,7 @@ class Intake:
 
     async def _place_next(self, transfer: _Transfer) -> None:
         chunks = self._next(transfer.queue)
-        wrong = [
-            await self._pool.commit_rows(transfer.landing.id, self._rows(transfer, chunk.extents)) for chunk in chunks
-        ]
+        wrong = [await self._pool.commit_rows(transfer.landing.id, self._rows_of(transfer, chunk)) for chunk in chunks]
         self._placed(transfer, chunks, wrong)
 
     @contextmanager
@@ -327,17 +309,9 @@ class Intake:
             total += chunks[-1].run.size
         return chunks
 
-    def _rows(self, transfer: _Transfer, extents: Extents) -> CopyRows:
-        """Where every extent goes. Raises what `place` does."""
-        table = extents.table
-        if transfer.place_all is not None and self._pool.has_kernel and len(table):
-            addresses = transfer.place_all(extents) if int(table["size"].min()) >= KERNEL_BYTES else None
-            if addresses is not None:
-                return np.stack([table["offset"], table["size"], table["digest"], addresses], axis=1)
-        return [
-            (offset, size, seal, transfer.place(group, block, size))
-            for group, block, _, offset, size, seal in extents.rows()
-        ]
+    def _rows_of(self, transfer: _Transfer, chunk: Chunk) -> CopyRows:
+        place_all = transfer.place_all if self._pool.has_kernel else None
+        return rows_of(chunk.extents, transfer.place, place_all)
 
     def _placed(self, transfer: _Transfer, chunks: Sequence[Chunk], wrong: Sequence[int | None]) -> None:
         """Chunks were copied; of each the number of an extent that is not as it was sealed, if there is one.
@@ -413,31 +387,7 @@ class Intake:
         return Credit(owner, transfer.ring.taken_out)
 
 
-def _word(message: FromSender) -> Word:
-    match message:
-        case Alive() | Chunk(last=False):
-            return Word.ALIVE
-        case Trailing():
-            return Word.TRAILING
-    return Word.DONE
-
-
 def _require_own(reply: LinkAddress, writer: Peer) -> None:
     """A writer that names another's address could have others flooded."""
     if (reply.peer, reply.epoch) != writer:
         raise InvalidArgument(f"{writer[0]} wants credit for {reply.peer}", field="reply")
-
-
-def _check(chunk: Chunk, ring_bytes: int) -> None:
-    """Raises InvalidArgument where an extent is not in its chunk: it could be one that is still being written; and for
-    more of them than fit, which would take more time to copy than a landing has bytes."""
-    run, table = chunk.run, chunk.extents.table
-    if not (0 <= run.size <= ring_bytes and 0 <= run.offset <= ring_bytes):
-        raise InvalidArgument(f"chunk {chunk.number} does not fit its landing of {ring_bytes} bytes", field="chunk")
-    offsets, sizes = table["offset"], table["size"]
-    inside = (sizes >= 1) & (sizes <= run.size) & (offsets >= run.offset)
-    # Compared without adding: a hostile offset near 2^64 must not wrap around.
-    if not (inside & (offsets <= run.offset + run.size - np.minimum(sizes, run.size))).all():
-        raise InvalidArgument(f"an extent is not in its chunk {chunk.number}", field="extents")
-    if int(sizes.sum()) > run.size:
-        raise InvalidArgument(f"extents of chunk {chunk.number} overlap", field="extents")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
@@ -98,6 +99,23 @@ class Refusal:
 
 FromSender = Chunk | GaveUp | Alive | Trailing
 FromReceiver = Credit | Refusal
+
+
+class Word(Enum):
+    """What a writer said of its writes."""
+
+    ALIVE = "alive"
+    DONE = "done"  # it wrote everything or gave up: it will write no more
+    TRAILING = "trailing"  # it starts no other write; one that it gave up may still be on its way
+
+
+def word_of(message: FromSender) -> Word:
+    match message:
+        case Alive() | Chunk(last=False):
+            return Word.ALIVE
+        case Trailing():
+            return Word.TRAILING
+    return Word.DONE
 
 
 def is_for_receiver(payload: bytes) -> bool:

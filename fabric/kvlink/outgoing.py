@@ -132,9 +132,12 @@ class Sender:
             _log.warning("notice dropped", peer=notice.peer, reason=error.message)
         return True
 
-    def passes(self, flow: Flow, size: int) -> bool:
-        """Whether a chunk that is sent at once needs no turn."""
-        return self._queue.passes(flow, size)
+    def push_at_once(self, flow: Flow, size: int, address: LinkAddress, writes: Sequence[Write], notify: bytes) -> bool:
+        """Sends a chunk if that needs no waiting, of the link or for a turn; whether it did."""
+        done = self._queue.has_room(size) and self.link.push_at_once(address, writes, notify=notify)
+        if done:
+            self._queue.passed(flow, size)
+        return done
 
     @asynccontextmanager
     async def turn(self, flow: Flow, size: int) -> AsyncIterator[None]:
@@ -239,13 +242,12 @@ class Outgoing:
 
     async def _write_chunk(self, writes: Sequence[Write], total: int, notify: bytes) -> None:
         """At once where the link can and nobody else waits for a turn, else in a turn of its own."""
-        link, flow = self._sender.link, self._flow
-        if self._sender.passes(flow, total) and link.push_at_once(self._landing.address, writes, notify=notify):
+        if self._sender.push_at_once(self._flow, total, self._landing.address, writes, notify):
             await asyncio.sleep(0)  # many in a row must not keep the loop from others
         elif not total:
             await self._push([], notify)
         else:
-            async with self._sender.turn(flow, total):
+            async with self._sender.turn(self._flow, total):
                 await self._push(writes, notify)
 
     def _reply(self, run: Run, asks: bool) -> LinkAddress | None:

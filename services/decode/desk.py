@@ -13,8 +13,9 @@ from engine.runner import EngineRunner
 from fabric.deaths import Incarnation
 from fabric.errors import InvalidArgument, ServiceError, Unavailable
 from fabric.kvlink import Link, Notice
-from fabric.kvlink.incoming import Intake, Peer, Word
+from fabric.kvlink.incoming import Intake, Peer
 from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.messages import Word
 from fabric.kvlink.slabs import Writer
 from fabric.records import Landing
 from fabric.retention import UNOWNED, Keeping

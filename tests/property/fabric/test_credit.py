@@ -196,3 +196,33 @@ def test_chunks_cover_every_extent_once_and_are_full_but_not_over(sizes, chunk_b
         assert end == first + 1 or sum(sizes[first:end]) <= chunk_bytes
     for (first, end), _ in itertools.pairwise(chunks):
         assert sum(sizes[first : end + 1]) > chunk_bytes
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 100), st.booleans()), max_size=60))
+def test_a_chunk_that_passed_counts_as_one_that_had_its_turn(sent):
+    """The same chunks, one at a time: by turns in one queue, past it in the other where it has room."""
+    turning, passing = FairQueue(100), FairQueue(100)
+    flows = [(Flow(), Flow()) for _ in range(3)]
+    for number, size, passes in sent:
+        one, other = flows[number]
+        turn = turning.join(one, size)
+        assert turning.admit() == [turn]
+        turning.leave(turn)
+        if passes:
+            assert passing.has_room(size)
+            passing.passed(other, size)
+        else:
+            turn = passing.join(other, size)
+            assert passing.admit() == [turn]
+            passing.leave(turn)
+        assert one.finish == other.finish
+
+
+def test_nobody_passes_one_who_waits():
+    queue, flow = FairQueue(100), Flow()
+    first, second = queue.join(flow, 80), queue.join(flow, 80)
+    assert queue.admit() == [first]
+    assert not queue.has_room(1)
+    queue.leave(first)
+    assert queue.admit() == [second]
+    assert queue.has_room(20) and not queue.has_room(21)

@@ -17,12 +17,29 @@ from fabric.kvlink.lanes import Expectation, LaneKind, kinds
         ("cma/memory+tcp/lo", ["shared-memory", "tcp"]),
         ("rc_mlx5/mlx5_0:1+sysv/memory", ["rdma", "shared-memory"]),
         ("cuda_ipc/cuda+tcp/eth0", ["cuda-ipc", "tcp"]),
+        ("mapped/memory+cma/memory+tcp/lo", ["shared-memory", "tcp"]),
+        ("mapped/memory", ["shared-memory"]),
         ("tcp", ["tcp"]),
         ("unconnected", []),
     ],
 )
 def test_kinds_are_named_the_fastest_first(lane, found):
     assert kinds(lane) == tuple(LaneKind(kind) for kind in found)
+
+
+@pytest.mark.parametrize(
+    ("options", "may"),
+    [
+        ({}, True),
+        ({"mapped": "on"}, True),
+        ({"mapped": "off"}, False),
+        ({"expect": "shared-memory"}, True),
+        ({"expect": "rdma"}, False),
+        ({"expect": "rdma", "mapped": "on"}, False),
+    ],
+)
+def test_memory_is_mapped_unless_that_would_hide_what_is_expected(options, may):
+    assert Expectation.parse(options).may_map is may
 
 
 def host(path: Path, rdma: str = "", nvidia: bool = False) -> Path:

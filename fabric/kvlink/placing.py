@@ -1,0 +1,43 @@
+"""Where the extents of a chunk go, and whether they may be looked at. Knows no transfer and copies nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fabric.errors import InvalidArgument
+from fabric.kvlink.extents import Extents
+from fabric.kvlink.messages import Chunk
+from fabric.kvlink.verify import KERNEL_BYTES, CopyRows, Destination
+
+# (group, block, size) -> where an extent's bytes go. Raises InvalidArgument for one nobody asked for.
+Place = Callable[[str, int, int], Destination]
+# As `Place` of many extents at once: addresses uint64 [n] of live memory that stays; None where each must be asked for.
+PlaceAll = Callable[[Extents], NDArray[np.uint64] | None]
+
+
+def rows_of(extents: Extents, place: Place, place_all: PlaceAll | None) -> CopyRows:
+    """What to copy, by offset in the landing: one table where `place_all` can tell. Raises what those two do."""
+    table = extents.table
+    if place_all is not None and len(table) and int(table["size"].min()) >= KERNEL_BYTES:
+        addresses = place_all(extents)
+        if addresses is not None:
+            return np.stack([table["offset"], table["size"], table["digest"], addresses], axis=1)
+    return [(offset, size, seal, place(group, block, size)) for group, block, _, offset, size, seal in extents.rows()]
+
+
+def check_chunk(chunk: Chunk, ring_bytes: int) -> None:
+    """Raises InvalidArgument where an extent is not in its chunk: it could be one that is still being written; and for
+    more of them than fit, which would take more time to copy than a landing has bytes."""
+    run, table = chunk.run, chunk.extents.table
+    if not (0 <= run.size <= ring_bytes and 0 <= run.offset <= ring_bytes):
+        raise InvalidArgument(f"chunk {chunk.number} does not fit its landing of {ring_bytes} bytes", field="chunk")
+    offsets, sizes = table["offset"], table["size"]
+    inside = (sizes >= 1) & (sizes <= run.size) & (offsets >= run.offset)
+    # Compared without adding: a hostile offset near 2^64 must not wrap around.
+    if not (inside & (offsets <= run.offset + run.size - np.minimum(sizes, run.size))).all():
+        raise InvalidArgument(f"an extent is not in its chunk {chunk.number}", field="extents")
+    if int(sizes.sum()) > run.size:
+        raise InvalidArgument(f"extents of chunk {chunk.number} overlap", field="extents")
