@@ -98,3 +98,19 @@ async def test_more_than_a_store_has_landing_for_goes_in_several_visits(model: P
         await turn(stack, oracle, tokens)
         await stack.restart("prefill")
         assert cached(await turn(stack, oracle, tokens)) == (len(tokens) - 1) // BLOCK * BLOCK
+
+
+async def test_a_session_hits_what_it_shares_with_another_up_to_the_grid_of_anchors(
+    model: Path, oracle: Oracle
+) -> None:
+    common = [3 + (3 * index) % 400 for index in range(1100)]
+    few = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    async with worker_stack(model) as stack:
+        stack.engine("prefill")._sealer._offer_every = 8  # the model's own grid is wider than its context
+        await stack.ask([*common, *FOLLOWS], few)
+        await stack.idle()
+        await stack.restart("prefill")
+        other = [*common, *reversed(FOLLOWS)]
+        answer = await stack.ask(other, few)
+        assert answer.tokens == oracle.answer(other, few)
+        assert cached(answer) == 8 * BLOCK
