@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -216,3 +216,16 @@ async def test_a_hit_above_is_a_use_below_and_writes_what_the_disk_had_no_time_f
         assert len(bench.nvme) == 2
         known = bench.nvme.known(RecordId(RecordKind.BLOCK, name(0).key))
         assert known is not None and known.used_at == bench.clock.now
+
+
+async def test_equal_keys_on_disk_that_stand_for_other_tokens_or_another_history_come_up_as_nothing(tmp_path):
+    async with opened(tmp_path, records=4) as bench:
+        assert bench.put(1) and bench.put(2, parent=1)
+        await bench.written()
+        for number in (2, 1):
+            bench.tiers.dram.drop(bench.tiers.dram.by_id(RecordId(RecordKind.BLOCK, name(number).key)))
+        for forged in (replace(name(1), tokens=b"else"), replace(name(1), parent=name(9).key)):
+            await bench.tiers.raise_([forged, name(2)], IDENTITY, anchor=False)
+            assert bench.tiers.collect([forged, name(2)], IDENTITY, anchor=False) == []
+        assert bench.held() <= {2}, "room that was taken for it is given back"
+        assert await bench.get(1, 2) == 2
