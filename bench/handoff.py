@@ -141,7 +141,9 @@ class Places:
     """Where each extent goes in live memory: in the order of its blocks."""
 
     def __init__(self, case: Case, live: Bytes) -> None:
-        self._case, self._live, self._starts = case, live, case.starts()
+        self._live, self._starts = live, case.starts()
+        self._addresses = self._starts.astype(np.uint64) + np.uint64(live.ctypes.data)
+        self._sizes = np.array(case.groups, np.uint64)
 
     def __call__(self, group: str, block: int, size: int) -> Bytes:
         start = self._starts[int(group.rpartition("-")[2]), block]
@@ -150,10 +152,11 @@ class Places:
     def all(self, extents: Extents) -> NDArray[np.uint64]:
         """Addresses of many, as decode's places tell them."""
         numbers = np.array([int(name.rpartition("-")[2]) for name in extents.groups])
-        groups, sizes = numbers[extents.table["group"]], np.array(self._case.groups, np.uint64)
-        if (extents.table["size"] != sizes[groups]).any():
+        groups = numbers[extents.table["group"]]
+        if (extents.table["size"] != self._sizes[groups]).any():
             raise InvalidArgument("an extent of another size", field="extents")
-        return (self._live.ctypes.data + self._starts[groups, extents.table["block"]]).astype(np.uint64)
+        found: NDArray[np.uint64] = self._addresses[groups, extents.table["block"]]
+        return found
 
 
 class Receiver:

@@ -60,14 +60,19 @@ class MappedLane:
                 self._keep(peer, packed, await self._loop.run_in_executor(self._threads, open_mapping, name))
 
     def plan(self, planned: Sequence[Copies]) -> Work | None:
-        """What writes everything; None where a region is not mapped, or its owner has ended."""
+        """What writes everything; None where a region is not mapped, or its owner is known to have ended."""
         jobs = []
         for copies in planned:
             mapping = self._mappings.get(copies.target.shared)
-            if mapping is None or copies.target.nbytes > mapping.memory.nbytes or mapping.is_over():
+            if mapping is None or copies.target.nbytes > mapping.memory.nbytes:
                 return None
             jobs.append((mapping, copies))
         return partial(self._write, jobs)
+
+    def is_over(self, planned: Sequence[Copies]) -> bool:
+        """Whether the owner of a region has ended, asked anew."""
+        found = [self._mappings.get(copies.target.shared) for copies in planned]
+        return any(mapping is None or mapping.is_over() for mapping in found)
 
     def start(self, work: Work) -> Future[None]:
         """Runs it on a thread, to its end."""

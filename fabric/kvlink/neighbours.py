@@ -65,6 +65,10 @@ class Neighbours:
         if self.mapped is not None and not self.mapped.has_met(planned):
             await self.mapped.meet(peer, planned)
 
+    def is_over(self, planned: Sequence[Copies]) -> bool:
+        """Whether the owner of a region that was mapped has ended: asked only where it did not hear of a write."""
+        return self.mapped is not None and self.mapped.is_over(planned)
+
     def start(self, work: Work) -> Future[None]:
         """Runs what `plan` returned on a thread, to its end."""
         if self.mapped is None:

@@ -91,7 +91,7 @@ class UcxLink:
                 return False
             work()
             self._note_lane(address.peer, is_mapped=True)
-        return not notify or self._neighbours.ring(address, notify)
+        return bool(notify) and self._neighbours.ring(address, notify)
 
     async def push(
         self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes = b"", timeout_s: float
@@ -120,8 +120,11 @@ class UcxLink:
         if work is not None:
             await self._write_mapped(work, _size(planned))
             self._note_lane(address.peer, is_mapped=True)
+        if (work is not None or not planned) and notify and self._neighbours.ring(address, notify):
+            return
+        if work is not None and not self._neighbours.is_over(planned):
             planned = []
-        if not planned and (not notify or self._neighbours.ring(address, notify)):
+        if not planned and not notify:
             return
         transfer = self._driver.push(address, planned, notify)
         if transfer is not None:
