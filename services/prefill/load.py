@@ -13,8 +13,9 @@ from fabric import wire
 from fabric.channels import call
 from fabric.errors import InvalidArgument, NotFound, ServiceError
 from fabric.kvlink import Notice
-from fabric.kvlink.incoming import Intake, Place
+from fabric.kvlink.incoming import Intake
 from fabric.kvlink.link import Bytes
+from fabric.kvlink.placing import Place
 from fabric.kvlink.slabs import Writer
 from fabric.records import Landing
 from fabric.telemetry import logs
