@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import multiprocessing
 import os
+import pickle
 import statistics
 import sys
 import time
@@ -112,11 +113,11 @@ async def _send(pipe: Connection, transport: str, chunk_bytes: int) -> None:
             case ("push", landing, rounds):
                 geometry = Geometry(LARGE.name, LARGE.blocks, LARGE.groups)
                 pushed = Source(link, geometry, np.random.default_rng(0))
-                pipe.send(await push_rounds(link, pushed, landing, rounds))
+                _tell(pipe, await push_rounds(link, pushed, landing, rounds))
             case ("seal", name, rounds):
-                pipe.send(_median_s(partial(CASES[name].seal, source), rounds))
+                _tell(pipe, _median_s(partial(CASES[name].seal, source), rounds))
             case ("lane",):
-                pipe.send(link.lane)
+                _tell(pipe, link.lane)
     following.cancel()
     await link.close()
 
@@ -134,7 +135,11 @@ async def _receive(pipe: Connection) -> Any:
         await arrived.wait()
     finally:
         loop.remove_reader(pipe.fileno())
-    return pipe.recv()
+    return pickle.loads(pipe.recv_bytes())  # noqa: S301 - from our own child or parent
+
+
+def _tell(pipe: Connection, message: object) -> None:
+    pipe.send_bytes(pickle.dumps(message))
 
 
 class Places:
@@ -183,7 +188,7 @@ class Receiver:
         started = time.perf_counter()
         window = min(self._window_bytes, 2 * case.nbytes)
         landing = self.intake.open(owner, window, places, place_all=places.all)
-        self.pipe.send(("handoff", case.name, wire.pack_landing(landing).SerializeToString()))
+        _tell(self.pipe, ("handoff", case.name, wire.pack_landing(landing).SerializeToString()))
         await self.intake.ready(owner, TIMEOUT_S)
         took = time.perf_counter() - started
         await self.intake.close(owner, Writer.FINISHED)
@@ -207,11 +212,11 @@ class Receiver:
         return statistics.median(handoffs), statistics.median(copies), ratio
 
     async def ask(self, *order: object) -> Any:
-        self.pipe.send(order)
+        _tell(self.pipe, order)
         return await _receive(self.pipe)
 
     async def close(self) -> None:
-        self.pipe.send(None)
+        _tell(self.pipe, None)
         self.following.cancel()
         await self.intake.aclose()
         await self.plain_link.close()

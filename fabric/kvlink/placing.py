@@ -17,11 +17,14 @@ Place = Callable[[str, int, int], Destination]
 # As `Place` of many extents at once: addresses uint64 [n] of live memory that stays; None where each must be asked for.
 PlaceAll = Callable[[Extents], NDArray[np.uint64] | None]
 
+# So many extents are looked at one by one in the time of the array operations, whose code and data are cold by then.
+_FEW = 16
+
 
 def rows_of(extents: Extents, place: Place, place_all: PlaceAll | None) -> CopyRows:
     """What to copy, by offset in the landing: one table where `place_all` can tell. Raises what those two do."""
     table = extents.table
-    if place_all is not None and len(table) and int(table["size"].min()) >= KERNEL_BYTES:
+    if place_all is not None and len(table) > _FEW and int(table["size"].min()) >= KERNEL_BYTES:
         addresses = place_all(extents)
         if addresses is not None:
             return np.stack([table["offset"], table["size"], table["digest"], addresses], axis=1)
@@ -34,10 +37,23 @@ def check_chunk(chunk: Chunk, ring_bytes: int) -> None:
     run, table = chunk.run, chunk.extents.table
     if not (0 <= run.size <= ring_bytes and 0 <= run.offset <= ring_bytes):
         raise InvalidArgument(f"chunk {chunk.number} does not fit its landing of {ring_bytes} bytes", field="chunk")
-    offsets, sizes = table["offset"], table["size"]
+    if len(table) <= _FEW:
+        _check_few(chunk)
+        return
+    offsets, sizes = table["offset"].copy(), table["size"].copy()
     inside = (sizes >= 1) & (sizes <= run.size) & (offsets >= run.offset)
     # Compared without adding: a hostile offset near 2^64 must not wrap around.
     if not (inside & (offsets <= run.offset + run.size - np.minimum(sizes, run.size))).all():
         raise InvalidArgument(f"an extent is not in its chunk {chunk.number}", field="extents")
     if int(sizes.sum()) > run.size:
+        raise InvalidArgument(f"extents of chunk {chunk.number} overlap", field="extents")
+
+
+def _check_few(chunk: Chunk) -> None:
+    floor, end, total = chunk.run.offset, chunk.run.offset + chunk.run.size, 0
+    for _, _, _, offset, size, _ in chunk.extents.table.tolist():
+        total += size
+        if size < 1 or offset < floor or offset + size > end:
+            raise InvalidArgument(f"an extent is not in its chunk {chunk.number}", field="extents")
+    if total > chunk.run.size:
         raise InvalidArgument(f"extents of chunk {chunk.number} overlap", field="extents")
