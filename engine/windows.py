@@ -34,7 +34,17 @@ def served(layout: Layout, window_state: str, max_context_tokens: int) -> Layout
     if policy.tokens >= max_context_tokens:
         message = f"{window_state!r} recomputes {policy.tokens} tokens of a hit, the context holds {max_context_tokens}"
         raise InvalidParameter(_FIELD, message, "use exact, for no hit could ever help")
+    _require_refilled(layout, policy, window_state)
     return replace(layout, replay=policy)
+
+
+def _require_refilled(layout: Layout, policy: ReplayPolicy, window_state: str) -> None:
+    """Rows that a replay does not reach would be those that the slot's last sequence left."""
+    for group in layout.windows:
+        rows = group.entries - layout.max_rollback
+        if 0 < policy.tokens < rows:
+            message = f"{window_state!r} recomputes {policy.tokens} tokens of a hit, {group.name} holds rows of {rows}"
+            raise InvalidParameter(_FIELD, message, "use exact")
 
 
 def policy_of(layout: Layout, window_state: str) -> ReplayPolicy:

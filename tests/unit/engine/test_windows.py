@@ -16,8 +16,10 @@ from engine.errors import InvalidParameter
 from engine.events import FirstToken
 from engine.families.mla import tiny as mla_tiny
 from engine.families.v4.tiny import write_tiny
+from engine.layout import CacheGroup, GroupKind, Layout
 from engine.requests import GenerateRequest
 from engine.sampling.params import SamplingParams
+from engine.windows import served
 from tests.support.driving import of, run, tokens_of
 from tests.support.tiny import random_tokens
 
@@ -175,6 +177,16 @@ def test_a_context_within_what_would_be_recomputed_is_refused(tmp_path: Path) ->
     with pytest.raises(InvalidParameter, match="recomputes 112 tokens") as caught:
         Engine.open(EngineConfig(folder, num_blocks=4, threads=1, window_state="recompute"))
     assert caught.value.fix.startswith("use exact")
+
+
+@pytest.mark.parametrize("policy", ["replay", "recompute"])
+def test_a_window_that_does_not_refill_every_group_of_rows_is_refused(policy: str) -> None:
+    window = CacheGroup("window", GroupKind.WINDOW, 1, 4, 1, 64, "float32", "w.1")
+    state = CacheGroup("csa_state", GroupKind.WINDOW, 1, 8, 1, 64, "float32", "s.1")
+    layout = Layout(16, 0, (window, state))
+    with pytest.raises(InvalidParameter, match="csa_state holds rows of 8"):
+        served(layout, policy, 4096)
+    assert served(layout, "exact", 4096) == layout
 
 
 def test_an_unknown_policy_is_refused_before_anything_is_read(tmp_path: Path) -> None:
