@@ -4,7 +4,7 @@ Every figure is a median by the device's clock with the L2 flushed, on random op
 output is compared with the definition on those operands (float64 where it computes), and its repeats bit for bit. Bars
 are times of public kernels, measured on one H200 with the same shapes and the same method, divided by the speed-up that
 is asked for, or their times themselves. `floor`: the larger of bytes over the copy rate and operations over the bf16
-rate, both of this run. `--quick` times the shapes with bars alone, of sparse decode in every variant.
+rate, both of this run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from bench import kernels_decode, kernels_select
 from bench.kernels_timing import Ceilings, measure_ceilings, median_us
 from bench.table import Row, report
 from kernels.cuda.driver import compile_ahead
-from kernels.cuda.sparse_decode import DEFAULT, VARIANTS
 
 GROUPS = ("decode", "select")
 
@@ -31,29 +30,28 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, default=None)
-    parser.add_argument("--quick", action="store_true", help="only shapes with bars; sparse decode in every variant")
     parser.add_argument("--only", choices=GROUPS, action="append", help="a group of kernels (default: all)")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here")
     groups = options.only or GROUPS
     started = time.perf_counter()
-    compile_sources(groups, options.quick)
+    compile_sources(groups)
     rows = [Row("compiling ahead", time.perf_counter() - started, "s")]
-    for row in measured(groups, options.quick, options.seed):
+    for row in measured(groups, options.seed):
         print(f"{row.name}: {row.value:.4g} {row.unit} {row.verdict}", flush=True)  # a run that is cut short has told
         rows.append(row)
     return report(torch.cuda.get_device_name(), rows, options.json)
 
 
-def compile_sources(groups: tuple[str, ...], quick: bool) -> dict[str, str]:
+def compile_sources(groups: tuple[str, ...]) -> dict[str, str]:
     """Reports of the compiler, by kernel. Before anything else uses CUDA."""
-    sources = kernels_decode.sources(VARIANTS if quick else (DEFAULT,)) if "decode" in groups else []
+    sources = kernels_decode.sources() if "decode" in groups else []
     sources += kernels_select.sources() if "select" in groups else []
     return compile_ahead(sources, os.cpu_count() or 1)
 
 
-def measured(groups: tuple[str, ...], quick: bool, seed: int) -> Iterator[Row]:
+def measured(groups: tuple[str, ...], seed: int) -> Iterator[Row]:
     ceilings: Ceilings = measure_ceilings()
     yield Row("ceiling: copy", ceilings.gb_per_s, "GB/s")
     yield Row("ceiling: bf16 8192^3", ceilings.tflop_per_s, "TFLOP/s")
@@ -61,7 +59,7 @@ def measured(groups: tuple[str, ...], quick: bool, seed: int) -> Iterator[Row]:
     if "select" in groups:
         yield from kernels_select.select_rows(ceilings, seed)
     if "decode" in groups:
-        yield from kernels_decode.variant_rows(ceilings, seed) if quick else kernels_decode.decode_rows(ceilings, seed)
+        yield from kernels_decode.decode_rows(ceilings, seed)
 
 
 if __name__ == "__main__":

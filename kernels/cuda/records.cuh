@@ -1,23 +1,12 @@
 // Records of FP8 and FP4 read from pages and laid down as bf16 tiles; formats: kernels/reference/sparse_decode.py.
 
-// Codes into bf16, two to a word. Their bits are moved to where bf16 keeps sign, exponent and mantissa; the difference
-// of the exponents' biases (120 for E4M3, 126 for E2M1) is multiplied in, which is exact for subnormal codes as well.
-__device__ __forceinline__ void from_e4m3(u32 codes, u32 &low, u32 &high) {
-    u32 a = __byte_perm(codes, 0, 0x1404), b = __byte_perm(codes, 0, 0x3424);
-    low = times((a & 0x80008000) | ((a & 0x7f007f00) >> 4), 0x7b807b80);
-    high = times((b & 0x80008000) | ((b & 0x7f007f00) >> 4), 0x7b807b80);
-}
-
-template <int BYTE> __device__ __forceinline__ u32 from_e2m1(u32 codes) {
-    u32 a = __byte_perm(codes << 4, codes, ((4 + BYTE) << 12) | (BYTE << 4));
-    return times((a & 0x80008000) | ((a & 0x70007000) >> 6), 0x7e807e80);
-}
-
-// FOLDED: the bias is part of the scale, and channels lie in the order 0 2 1 3 in every four, which saves instructions;
-// queries are permuted likewise, outputs back. Whatever lies in tiles is 2**-32 of its value, so that scales up to 2**39
-// times 2**120 stay below bf16's end (larger ones become infinite).
+// Codes become bf16 by moving their bits to where bf16 keeps sign, exponent and mantissa; the difference of the exponents'
+// biases (120 for E4M3, 126 for E2M1) is part of the scale, which is exact for subnormal codes as well. Channels lie in
+// the order 0 2 1 3 in every four, which saves instructions; queries are permuted likewise, outputs back. Whatever lies
+// in tiles is 2**-32 of its value, so that scales up to 2**39 times 2**120 stay below bf16's end (larger ones become
+// infinite).
 constexpr u32 UNIT_PAIR = 0x2f802f80;
-constexpr float UNIT = FOLDED ? 4294967296.0f : 1.0f;  // what a product of two tiles' values is to be multiplied by
+constexpr float UNIT = 4294967296.0f;  // what a product of two tiles' values is to be multiplied by
 
 // Codes of four channels, times 2**-120.
 __device__ __forceinline__ void spread_e4m3(u32 codes, u32 &even, u32 &odd) {
@@ -40,17 +29,6 @@ __device__ __forceinline__ u32 folded_e8m0(u32 code) { return min(code + 88, 255
 __device__ __forceinline__ u32 folded_e4m3(u32 code) {
     return times(times((code & 0x80) * 0x1000100 | (code & 0x7f) * 0x100010, 0x75007500), 0x75007500);
 }
-
-__device__ __forceinline__ u32 scale_e8m0(u32 code) { return (code ? code << 7 : 0x40) * 0x10001; }
-__device__ __forceinline__ u32 scale_e4m3(u32 code) {
-    return times((code & 0x80) * 0x1000100 | (code & 0x7f) * 0x100010, 0x7b807b80);
-}
-
-#if AHEAD
-#define LOAD "ld.global"  // stays where it is written, unlike a load of what never changes
-#else
-#define LOAD "ld.global.nc"
-#endif
 
 // Of one key; `record` is null where an index names nothing. V4 keeps scales apart from its rows.
 struct Place {
@@ -93,15 +71,15 @@ template <int KIND> struct Record {
         if constexpr (scale_words == 8) fetch<4>(place.record, 272, scales + 4);
     }
 
-    // Zeros where there is no record.
+    // Zeros where there is no record. Not `ld.global.nc`: the assembler moves loads of what never changes.
     template <int WORDS> static __device__ __forceinline__ void fetch(const u8 *from, int offset, u32 *to) {
         if constexpr (WORDS == 4)
             asm volatile("{\n.reg .pred p;\nsetp.ne.u64 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"
-                         "mov.b32 %3, 0;\n@p " LOAD ".v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
+                         "mov.b32 %3, 0;\n@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
                          : "=&r"(to[0]), "=&r"(to[1]), "=&r"(to[2]), "=&r"(to[3]) : "l"(from + offset), "l"(from));
         else
             asm volatile("{\n.reg .pred p;\nsetp.ne.u64 p, %3, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
-                         "@p " LOAD ".v2.b32 {%0, %1}, [%2];\n}\n"
+                         "@p ld.global.v2.b32 {%0, %1}, [%2];\n}\n"
                          : "=&r"(to[0]), "=&r"(to[1]) : "l"(from + offset), "l"(from));
     }
 
@@ -113,7 +91,7 @@ template <int KIND> struct Record {
     }
 
     // Sixteen channels of group `i`: eight words of bf16.
-    template <int I> __device__ __forceinline__ void decode_folded(int part, u32 (&out)[8]) const {
+    template <int I> __device__ __forceinline__ void decode(int part, u32 (&out)[8]) const {
         if constexpr (KIND == V41_ENTRY) {
             u32 half[2][4];
             spread_e2m1(codes[I][0], half[0]), spread_e2m1(codes[I][1], half[1]);
@@ -123,7 +101,7 @@ template <int KIND> struct Record {
 #pragma unroll
             for (int j = 0; j < 4; j++) spread_e4m3(codes[I][j], out[2 * j], out[2 * j + 1]);
         }
-        if constexpr (KIND == V32) {
+        if constexpr (KIND == V32) {  // an fp32 scale as the sum of two bf16: the product is rounded once
             float scale = __uint_as_float(scales[I / 2]) * 309485009821345068724781056.0f;  // 2**88
             u32 most = pair(scale, scale);
             float rest = scale - __uint_as_float(most << 16);
@@ -140,52 +118,22 @@ template <int KIND> struct Record {
         }
     }
 
-    template <int I> __device__ __forceinline__ void decode(int part, u32 (&out)[8]) const {
-        if constexpr (KIND == V41_ENTRY) {
-            out[0] = from_e2m1<0>(codes[I][0]), out[1] = from_e2m1<1>(codes[I][0]);
-            out[2] = from_e2m1<2>(codes[I][0]), out[3] = from_e2m1<3>(codes[I][0]);
-            out[4] = from_e2m1<0>(codes[I][1]), out[5] = from_e2m1<1>(codes[I][1]);
-            out[6] = from_e2m1<2>(codes[I][1]), out[7] = from_e2m1<3>(codes[I][1]);
-        } else {
-#pragma unroll
-            for (int j = 0; j < 4; j++) from_e4m3(codes[I][j], out[2 * j], out[2 * j + 1]);
-        }
-        if constexpr (KIND == V32) {  // an fp32 scale as the sum of two bf16: the product is rounded once
-            float scale = __uint_as_float(scales[I / 2]);
-            u32 most = pair(scale, scale);
-            float rest = scale - __uint_as_float(most << 16);
-            u32 least = pair(rest, rest);
-#pragma unroll
-            for (int j = 0; j < 8; j++) out[j] = times_plus(out[j], most, times(out[j], least));
-        } else {
-            u32 scale;
-            if constexpr (KIND == V4) scale = scale_e8m0(scales[I / 4] >> (I % 4 * 8) & 0xff);
-            if constexpr (KIND == V41_WINDOW) scale = scale_e8m0(scales[I / 2] >> (I % 2 * 16 + part / 2 * 8) & 0xff);
-            if constexpr (KIND == V41_ENTRY) scale = scale_e4m3(scales[I] >> (part * 8) & 0xff);
-#pragma unroll
-            for (int j = 0; j < 8; j++) out[j] = times(out[j], scale);
-        }
-    }
-
-    // Chunk `I` of 64 channels, and those behind it; `done(part)` after the last chunk of each part of the tile. AHEAD:
-    // registers take what is read at `next` as soon as they are free.
+    // Chunk `I` of 64 channels, and those behind it; `done(part)` after the last chunk of each part of the tile.
+    // Registers take what is read at `next` as soon as they are free.
     template <int I, typename Done>
     __device__ __forceinline__ void lay(u32 tile, int row, int part, const Place &next, const Done &done) {
         constexpr int chunks = WIDTH / 64;
         u32 out[8];
-        if constexpr (I < groups && FOLDED) decode_folded<I>(part, out);
-        else if constexpr (I < groups) decode<I>(part, out);
+        if constexpr (I < groups) decode<I>(part, out);
         else
 #pragma unroll
-            for (int j = 0; j < 8; j++) out[j] = FOLDED ? times(plain[rope ? j : 0], UNIT_PAIR) : plain[rope ? j : 0];
+            for (int j = 0; j < 8; j++) out[j] = times(plain[rope ? j : 0], UNIT_PAIR);
         store16(tile + I * CHUNK + swizzled(row, 2 * part), out[0], out[1], out[2], out[3]);
         store16(tile + I * CHUNK + swizzled(row, 2 * part + 1), out[4], out[5], out[6], out[7]);
-        if constexpr (AHEAD) {
-            load_chunk<I>(next, part);
-            __syncwarp();  // or the assembler gathers the loads behind the last chunk, where all of their time is lost
-        }
+        load_chunk<I>(next, part);
+        __syncwarp();  // or the assembler gathers the loads behind the last chunk, where all of their time is lost
         if constexpr ((I + 1) * PARTS / chunks != I * PARTS / chunks) done(I * PARTS / chunks);
         if constexpr (I + 1 < chunks) lay<I + 1>(tile, row, part, next, done);
-        else if constexpr (AHEAD) load_scales(next);
+        else load_scales(next);
     }
 };

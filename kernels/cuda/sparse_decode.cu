@@ -5,9 +5,7 @@
 // warpgroup 1 accumulates channels 256..511 with the weights that warpgroup 0 leaves in shared memory. The value of a
 // key is its first 512 channels, so that one copy of a tile serves both products (K-major, then MN-major).
 //
-// Compiled with MAIN and EXTRA (record kinds below; EXTRA 0: no second cache), WIDTH (512 or 576 channels) and the
-// variant: FOLDED and AHEAD (records.cuh), HELD (warpgroup 1 takes weights as registers) and PARTS (of a tile, handed
-// over singly).
+// Compiled with MAIN and EXTRA (record kinds below; EXTRA 0: no second cache) and WIDTH (512 or 576 channels).
 
 #include "hopper.cuh"
 
@@ -17,7 +15,10 @@ constexpr int TILE = 64, HEADS = 64, VALUE = 512;
 constexpr int CHUNK = TILE * 128;  // bytes of 64 rows of 64 channels: the unit of the 128-byte swizzle
 constexpr int KEYS = HEADS * WIDTH * 2, WEIGHTS = KEYS + 2 * TILE * WIDTH * 2, STATE = WEIGHTS + HEADS * TILE * 2;
 constexpr int FULL = 0, FREE = 64, VALID = 80, FACTOR = 96, TOTAL = FACTOR + 4 * HEADS;  // offsets in the state
-constexpr int CODED = MAIN == 1 ? 448 : 512;  // channels whose order is permuted where FOLDED
+constexpr int CODED = MAIN == V4 ? 448 : 512;  // channels whose order is permuted (records.cuh)
+constexpr int PARTS = 2;  // of a tile, handed over singly, so that scores begin before the rest is laid down
+// Warpgroup 1 takes weights as registers. Its registers are the producers' loss: V4.1's records, the smallest, gain.
+constexpr bool HELD = MAIN == V41_WINDOW;
 constexpr int PRODUCERS = 256;
 constexpr float LAG = 8;
 // Where dynamic shared memory starts: a constant, so that operands of products are constants as well.
@@ -101,7 +102,6 @@ __device__ __forceinline__ void produce_tiles(const Parameters &p, const Work &w
         place = locate(p, work, tile + 1, slot);
         slot = slot_of(p, work, query, tile + 2, row);
         lay_tile<KIND>(record, tile + 1 < end ? place : Place{nullptr, nullptr}, named, row, part, tile);
-        if (!AHEAD && tile + 1 < end) record.load(place, part);
     }
 }
 
@@ -224,7 +224,7 @@ __device__ __forceinline__ void write(const Parameters &p, int query, int head, 
     for (int r = thread / 32; r < HEADS && head + r < p.heads; r += 4) {
         u32 a, b, c, d, at = base + lane / 8 * CHUNK + swizzled(r, lane % 8);
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(at));
-        if (FOLDED && HALF * 256 + lane * 8 < CODED) swap_middle(a, b), swap_middle(c, d);
+        if (HALF * 256 + lane * 8 < CODED) swap_middle(a, b), swap_middle(c, d);
         u16 *to = p.output + ((u64)query * p.heads + head + r) * VALUE + HALF * 256 + lane * 8;
         asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
     }
@@ -242,7 +242,7 @@ __device__ __forceinline__ void load_queries(const Parameters &p, int query, int
 #pragma unroll
     for (int i = 0; i < turns; i++) {
         int at = i * 256 + threadIdx.x, row = at / units, unit = at % units;
-        if (FOLDED && unit * 8 < CODED) swap_middle(found[i].x, found[i].y), swap_middle(found[i].z, found[i].w);
+        if (unit * 8 < CODED) swap_middle(found[i].x, found[i].y), swap_middle(found[i].z, found[i].w);
         store16(shared + unit / 8 * CHUNK + swizzled(row, unit % 8), found[i].x, found[i].y, found[i].z, found[i].w);
     }
     show_to_tensor_cores();
@@ -361,30 +361,30 @@ __device__ __forceinline__ void attend(const Parameters &p, const Work &work, in
 
 template <int BUFFER>
 __device__ __forceinline__ void accumulate(float (&output)[128], int row, int tile, bool more) {
-    [[maybe_unused]] constexpr u32 values = shared + KEYS + BUFFER * TILE * WIDTH * 2 + 4 * CHUNK;
     await_part<BUFFER>(PARTS - 1, tile);
     meet<2, 256>();
     u32 factor = shared + STATE + FACTOR + 4 * row;
     float first = read_float(factor), second = read_float(factor + 32);
-#if HELD
-    u32 weights[16];
+    if constexpr (HELD) {
+        u32 weights[16];
 #pragma unroll
-    for (int k = 0; k < 4; k++) read16(shared + WEIGHTS + k * 2048 + threadIdx.x % 128 * 16, weights + 4 * k);
-    if (more) signal<3, 256>();
-    if (tile) rescale(output, first, second);
-    issue_values<BUFFER, 4 * CHUNK>(output, weights);
-#else
-    if (tile) rescale(output, first, second);
-    hold(output);
-    begin_products();
+        for (int k = 0; k < 4; k++) read16(shared + WEIGHTS + k * 2048 + threadIdx.x % 128 * 16, weights + 4 * k);
+        if (more) signal<3, 256>();
+        if (tile) rescale(output, first, second);
+        issue_values<BUFFER, 4 * CHUNK>(output, weights);
+    } else {
+        constexpr u32 values = shared + KEYS + BUFFER * TILE * WIDTH * 2 + 4 * CHUNK;
+        if (tile) rescale(output, first, second);
+        hold(output);
+        begin_products();
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        u64 weight = operand(shared + WEIGHTS + k * 32, 16);
-        multiply_values(output, weight, operand(values + k * 2048, CHUNK));
-        multiply_values(output + 64, weight, operand(values + k * 2048 + 2 * CHUNK, CHUNK));
+        for (int k = 0; k < 4; k++) {
+            u64 weight = operand(shared + WEIGHTS + k * 32, 16);
+            multiply_values(output, weight, operand(values + k * 2048, CHUNK));
+            multiply_values(output + 64, weight, operand(values + k * 2048 + 2 * CHUNK, CHUNK));
+        }
+        commit_products();
     }
-    commit_products();
-#endif
     await_products<0>();
     hold(output);
     free_tile<BUFFER>();

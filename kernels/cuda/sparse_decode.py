@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,32 +24,6 @@ PAIRS = ((RecordKind.V4, None), (RecordKind.V4, RecordKind.V4), (RecordKind.V32,
          (RecordKind.V41_WINDOW, None), (RecordKind.V41_WINDOW, RecordKind.V41_ENTRY))  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One way to compute the same. `folded`: FP8's exponent bias is part of the scale, in fewer instructions; `held`:
-    the second warpgroup takes weights as registers; `ahead`: a record's registers are loaded again as they become free;
-    `parts`: a tile is handed over in so many."""
-
-    folded: bool
-    held: bool
-    ahead: bool
-    parts: int
-
-
-PLAIN = Variant(folded=False, held=False, ahead=False, parts=1)
-VARIANTS = (
-    PLAIN,
-    Variant(folded=True, held=False, ahead=False, parts=1),
-    Variant(folded=False, held=False, ahead=True, parts=1),
-    Variant(folded=True, held=False, ahead=True, parts=1),
-    Variant(folded=True, held=False, ahead=True, parts=2),
-    Variant(folded=True, held=True, ahead=True, parts=1),
-    Variant(folded=True, held=True, ahead=True, parts=2),
-    Variant(folded=True, held=True, ahead=True, parts=3),
-)
-DEFAULT = PLAIN
-
-
 class _Cache(ctypes.Structure):
     _fields_ = [("records", ctypes.c_void_p), ("indices", ctypes.c_void_p), ("lengths", ctypes.c_void_p),
                 ("page_bytes", ctypes.c_uint64), ("page_tokens", ctypes.c_int), ("slots", ctypes.c_int),
@@ -65,7 +38,7 @@ class _Parameters(ctypes.Structure):
 
 def sparse_decode(
     query: Tensor, main: SparseCache, extra: SparseCache | None, sink: Tensor | None, scale: float,
-    output: Tensor, lse: Tensor, variant: Variant = DEFAULT,
+    output: Tensor, lse: Tensor,
 ) -> None:  # fmt: skip
     """Fill output bf16 [queries, heads, 512] and lse fp32 [queries, heads].
 
@@ -80,23 +53,17 @@ def sparse_decode(
     )  # fmt: skip
     grid = (query.shape[0], -(-query.shape[1] // HEADS_A_BLOCK), 1)
     if query.shape[0]:
-        _kernel(main.kind, extra and extra.kind, variant, query.device.index).launch(grid, parameters)
+        _kernel(main.kind, extra and extra.kind, query.device.index).launch(grid, parameters)
 
 
-def defines_for(main: RecordKind, extra: RecordKind | None, variant: Variant = DEFAULT) -> dict[str, int]:
+def defines_for(main: RecordKind, extra: RecordKind | None) -> dict[str, int]:
     """Macros the source is compiled with."""
-    return {
-        "MAIN": _CODES[main], "EXTRA": _CODES[extra] if extra else 0, "WIDTH": main.width,
-        "FOLDED": int(variant.folded), "HELD": int(variant.held), "AHEAD": int(variant.ahead),
-        "PARTS": variant.parts,
-    }  # fmt: skip
+    return {"MAIN": _CODES[main], "EXTRA": _CODES[extra] if extra else 0, "WIDTH": main.width}
 
 
-def compile_for(
-    main: RecordKind, extra: RecordKind | None, variant: Variant = DEFAULT, architecture: str = "sm_90a"
-) -> tuple[bytes, str]:
-    """Machine code of one variant and the compiler's report; needs no GPU."""
-    return compile_cubin(SOURCE, architecture, defines_for(main, extra, variant))
+def compile_for(main: RecordKind, extra: RecordKind | None, architecture: str = "sm_90a") -> tuple[bytes, str]:
+    """Machine code and the compiler's report; needs no GPU."""
+    return compile_cubin(SOURCE, architecture, defines_for(main, extra))
 
 
 def shared_bytes(width: int) -> int:
@@ -105,11 +72,11 @@ def shared_bytes(width: int) -> int:
 
 
 @functools.cache
-def _kernel(main: RecordKind, extra: RecordKind | None, variant: Variant, device: int) -> Kernel:
+def _kernel(main: RecordKind, extra: RecordKind | None, device: int) -> Kernel:
     if torch.cuda.get_device_capability(device)[0] != 9:
         raise KernelError("this kernel is for Hopper (sm_90a)", fix="choose kernels=reference on this GPU")
     with torch.cuda.device(device):
-        return load(compile_for(main, extra, variant)[0], "sparse_decode", THREADS, shared_bytes(main.width))
+        return load(compile_for(main, extra)[0], "sparse_decode", THREADS, shared_bytes(main.width))
 
 
 def _cache(cache: SparseCache | None) -> _Cache:

@@ -13,7 +13,7 @@ from engine.cache.records.blocks import ENTRY_FP4, WINDOW_FP8, BlockRecord
 from engine.families.mla.records import latent_fp8
 from engine.families.v4.records import row_fp8
 from kernels.cuda.driver import has_nvrtc
-from kernels.cuda.sparse_decode import PAIRS, VARIANTS, Variant, compile_for
+from kernels.cuda.sparse_decode import PAIRS, compile_for
 from kernels.errors import KernelError
 from kernels.reference.sparse_decode import RecordKind, SparseCache, check_operands, sparse_decode, unpack
 from kernels.testing.sparse_decode import Case, assert_case, make_case
@@ -127,12 +127,3 @@ def test_kernel_compiles_ahead_for_hopper_without_spills(kinds: tuple[RecordKind
     assert cubin
     assert "0 bytes spill stores" in report
     assert "serialized" not in report  # products would wait for each other
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.skipif(not has_nvrtc(), reason="NVRTC comes with the extras 'dev' and 'gpu'")
-def test_no_variant_makes_products_wait_for_each_other(variant: Variant) -> None:
-    cubin, report = compile_for(*PAIRS[2], variant)
-    assert cubin
-    assert "serialized" not in report
