@@ -1,7 +1,8 @@
 // Expert choice from router logits: one warp takes one row. Definition: kernels/reference/gate.py.
 //
 // Compiled with EXPERTS, TOPK, SCORE (0 softmax, 1 sigmoid, 2 square root of softplus), GROUPS, KEPT and BEST (groups,
-// groups kept, experts that rank a group), NORMALIZED, and HASHED (experts come from a table by token).
+// groups kept, experts that rank a group), NORMALIZED, HASHED (experts come from a table by token) and SORTED (each lane
+// sorts its experts once, so that a choice looks at the first of each lane alone).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -119,31 +120,88 @@ struct Choice {
     }
 };
 
-__device__ __forceinline__ int choose(const Parameters &p, const Scores &scores, int row, int lane) {
+// The experts of a lane, best first: key above, complement of the expert below, so that the lower of equal ones leads.
+struct Sorted {
+    u64 found[EACH];
+
+    __device__ __forceinline__ Sorted(const Choice &choice, int lane) {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) found[i] = (u64)choice.key[i] << 32 | (u32)~(i * 32 + lane);
+        merge<1, 1>();
+    }
+
+    // Batcher's odd-even merge sort (Knuth, volume 3, 5.2.2, algorithm M).
+    template <int P, int K> __device__ __forceinline__ void merge() {
+#pragma unroll
+        for (int i = K % P; i + K < EACH; i++)
+            if ((i - K % P) / K % 2 == 0 && i / (2 * P) == (i + K) / (2 * P)) order(i, i + K);
+        if constexpr (K > 1) merge<P, K / 2>();
+        else if constexpr (2 * P < EACH) merge<2 * P, 2 * P>();
+    }
+
+    __device__ __forceinline__ void order(int i, int j) {
+        u64 a = found[i], b = found[j];
+        found[i] = a > b ? a : b, found[j] = a > b ? b : a;
+    }
+
+    // The best expert of all lanes; it is not found again.
+    __device__ __forceinline__ int take() {
+        u32 mine = (u32)(found[0] >> 32), best = __reduce_max_sync(~0u, mine);
+        u32 expert = __reduce_min_sync(~0u, mine == best ? ~(u32)found[0] : ~0u);
+        if (~(u32)found[0] == expert) {
+#pragma unroll
+            for (int i = 0; i + 1 < EACH; i++) found[i] = found[i + 1];
+            found[EACH - 1] = ~0u;  // key 0, of no expert
+        }
+        return expert;
+    }
+};
+
+// Of this lane's experts. Read along with the logits: behind the scores, another trip to memory would begin.
+struct Bias {
+    float of[EACH];
+    __device__ __forceinline__ Bias(const float *bias, int lane) {
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            of[i] = !HASHED && bias && i * 32 + lane < EXPERTS ? bias[i * 32 + lane] : 0.0f;
+    }
+};
+
+__device__ __forceinline__ int choose(const Parameters &p, const Scores &scores, const Bias &bias, int row, int lane) {
     if (HASHED) return lane < TOPK ? p.table[p.tokens[row] * TOPK + lane] : 0;
     Choice choice;
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         int expert = i * 32 + lane;
-        choice.key[i] = expert < EXPERTS ? ordered(scores.score[i] + (p.bias ? p.bias[expert] : 0.0f)) : 0;
+        choice.key[i] = expert < EXPERTS ? ordered(scores.score[i] + bias.of[i]) : 0;
     }
     if (KEPT < GROUPS) choice.keep_groups(lane);
     int mine = 0;
+#if SORTED
+    Sorted sorted(choice, lane);
+#pragma unroll
+    for (int i = 0; i < TOPK; i++) {
+        int expert = sorted.take();
+        if (lane == i) mine = expert;
+    }
+#else
 #pragma unroll
     for (int i = 0; i < TOPK; i++) {
         u32 best;
         int expert = choice.take(lane, 0, EXPERTS, best);
         if (lane == i) mine = expert;
     }
+#endif
     return mine;
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) gate(const __grid_constant__ Parameters p) {
     int lane = threadIdx.x % 32, row = blockIdx.x * WARPS + threadIdx.x / 32;
     if (row >= p.rows) return;
+    Bias bias(p.bias, lane);
     Scores scores;
     scores.read(p.logits + (u64)row * EXPERTS, lane);
-    int expert = choose(p, scores, row, lane);
+    int expert = choose(p, scores, bias, row, lane);
     float weight = scores.of(expert);
     if (NORMALIZED) weight /= sum_of(lane < TOPK ? weight : 0.0f) + 1e-20f;
     if (lane >= TOPK) return;
