@@ -20,7 +20,7 @@ from kernels.testing.top_k import HOSTILE, assert_top_k, make_lengths, make_scor
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One shape of the gate, and which way to choose. `public_us`: TileKernels' fused gate; `wanted`: how much faster it
+    """One shape of the gate and the way to choose. `public_us`: TileKernels' fused gate; `wanted`: how much faster it
     has to be, or None."""
 
     name: str

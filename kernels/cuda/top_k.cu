@@ -135,13 +135,20 @@ template <typename Act> __device__ __forceinline__ void each_of(Shared &s, const
             if ((words[i / 2] >> (i % 2 * 16 + 3) & 0x1fff) == digit) act(row.at(start + unit * 8 + i));
     }
 #else
-    for (int place = threadIdx.x * 4; place < row.length; place += THREADS * 4) {
-        float4 four = read4(row, place);
-        float scores[4] = {four.x, four.y, four.z, four.w};
+    constexpr int AHEAD = 4;
+    for (int first = threadIdx.x * 4; first < row.length; first += AHEAD * THREADS * 4) {
+        float4 four[AHEAD];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            u64 found = composite(ordered(scores[i]), place + i);
-            if (place + i < row.length && found >> FIRST_LOW == digit) act(found);
+        for (int i = 0; i < AHEAD; i++) four[i] = read4(row, first + i * THREADS * 4);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int place = first + i * THREADS * 4;
+            float scores[4] = {four[i].x, four[i].y, four[i].z, four[i].w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                u64 found = composite(ordered(scores[j]), place + j);
+                if (place + j < row.length && found >> FIRST_LOW == digit) act(found);
+            }
         }
     }
 #endif
@@ -197,20 +204,44 @@ __device__ __forceinline__ void write(Shared &s, const Row &row, u64 least, int 
     for (; taken; taken &= taken - 1) *to++ = start + __ffsll(taken) - 1;
 }
 #else
+// `act(place, bits)` for every 128 places of this warp's, four a lane: bit i is set where score place + i is not below
+// `least`. Sixteen scores a lane are in flight.
+template <typename Act> __device__ __forceinline__ void each_four(const Row &row, u64 least, const Act &act) {
+    constexpr int AHEAD = 4;
+    int lane = threadIdx.x % 32, start = (threadIdx.x - lane) << row.log, end = min(start + (32 << row.log), row.length);
+    for (int first = start; first < end; first += AHEAD * 128) {
+        float4 four[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) four[i] = read4(row, first + i * 128 + lane * 4);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int place = first + i * 128 + lane * 4;
+            float scores[4] = {four[i].x, four[i].y, four[i].z, four[i].w};
+            u32 bits = 0;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (place + j < end && composite(ordered(scores[j]), place + j) >= least) bits |= 1u << j;
+            act(place, bits);
+        }
+    }
+}
+
 // A warp takes places that lie one after another, read twice: to count and to write.
 __device__ __forceinline__ void write(Shared &s, const Row &row, u64 least, int *to) {
-    int lane = threadIdx.x % 32, start = (threadIdx.x - lane) << row.log, end = min(start + (32 << row.log), row.length);
-    u32 taken = 0;
-#pragma unroll 4
-    for (int i = start + lane; i < end; i += 32) taken += row.at(i) >= least;
+    u32 taken = 0, below = (1u << threadIdx.x % 32) - 1;
+    each_four(row, least, [&](int, u32 bits) { taken += __popc(bits); });
     to += __shfl_sync(~0u, sum_before(s, taken), 0);
-#pragma unroll 4
-    for (int i = start + lane; i - lane < end; i += 32) {
-        bool mine = i < end && row.at(i) >= least;
-        u32 all = __ballot_sync(~0u, mine);
-        if (mine) to[__popcll(all & ((1u << lane) - 1))] = i;
-        to += __popcll(all);
-    }
+    each_four(row, least, [&](int place, u32 bits) {
+        u32 before = 0, all = 0;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            u32 lanes = __ballot_sync(~0u, bits >> j & 1);
+            before += __popc(lanes & below), all += __popc(lanes);
+        }
+        int *mine = to + before;
+        for (; bits; bits &= bits - 1) *mine++ = place + __ffs(bits) - 1;
+        to += all;
+    });
 }
 #endif
 
