@@ -516,7 +516,7 @@ class HandoffMachine(RuleBasedStateMachine):
             if one.writing:
                 grant = self.pool._book.find(one.holding.ticket_id)
                 assert grant is not None and grant.first * SLAB_BYTES == one.holding.landing.offset
-                assert not self.pool._book._free[grant.first : grant.first + grant.count].any()
+                assert not any(self.pool._book._free[grant.first : grant.first + grant.count])
 
     @invariant()
     def what_was_verified_stays_as_it_was_sealed(self) -> None:
