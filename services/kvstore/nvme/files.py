@@ -85,6 +85,7 @@ class SegmentFiles:
         self._segments: dict[int, _Segment] = {}
         self._writing: dict[Stream, tuple[int, int]] = {}  # number and length of the segments that are appended to
         self._unsynced: set[int] = set()
+        self._unlinked: dict[Path, bool] = {}  # removed since the folder was synced; False: still there
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -235,11 +236,21 @@ class SegmentFiles:
             idle = segment.readers == 0
         self._unsynced.discard(number)
         self._writing = {stream: at for stream, at in self._writing.items() if at[0] != number}
+        self._unlinked[segment.path] = False
         try:
             segment.path.unlink(missing_ok=True)
+            self._unlinked[segment.path] = True
         finally:
             if idle:
                 segment.close()
+
+    def settle(self) -> None:
+        """No start finds a segment again that was removed, once this returned. Raises OSError."""
+        for path in [path for path, gone in self._unlinked.items() if not gone]:
+            path.unlink(missing_ok=True)
+        if self._unlinked:
+            self._sync_folder()
+        self._unlinked.clear()
 
     def close(self) -> None:
         """Gives the directory back; nobody may read any more."""

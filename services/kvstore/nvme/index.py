@@ -2,12 +2,14 @@
 
 A record is here as long as its segment is, and wanted as long as the eviction order has it. What the order lets go of,
 to stay within its budget, can still be read and is wanted again once it was; it is not written anew when its segment
-goes. So no room is lost, and a segment of which little is wanted can be found.
+goes. So no room is lost, and a segment of which little is wanted can be found. Other copies of a record, older ones,
+what was forgotten and what no sync confirmed, are remembered until their segment goes: none may outlive an erasure.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Collection, Iterable, KeysView
 from dataclasses import dataclass
 
@@ -46,6 +48,7 @@ class SegmentIndex:
         self._members: dict[int, set[RecordId]] = {}
         self._sizes: dict[int, int] = {}
         self._wanted: dict[int, int] = {}  # bytes of each segment
+        self._copies: dict[int, dict[Place, RecordId]] = defaultdict(dict)  # by segment; not what the index leads to
         self._order: EvictionOrder[RecordId] = EvictionOrder(sample, Budgets(0, 0))
         self._unwanted: list[tuple[float, bytes, RecordId]] = []  # heap by when each expires
         self.used = 0  # bytes of all segments
@@ -87,7 +90,9 @@ class SegmentIndex:
         self.grow(place.segment, place.offset + place.nbytes)
         entry = self._entries.get(record)
         if entry is None:
+            self.copied(record, place)
             return
+        self.copied(record, entry.place)
         if record in self._order:
             self._count(entry.place, -1)
             self._count(place, 1)
@@ -120,7 +125,25 @@ class SegmentIndex:
         """Its bytes go with their segment."""
         if record in self._entries:
             self._unwant(record, now)
-            self._members[self._entries.pop(record).place.segment].discard(record)
+            place = self._entries.pop(record).place
+            self._members[place.segment].discard(record)
+            self.copied(record, place)
+
+    def copied(self, record: RecordId, place: Place) -> None:
+        """A copy of a record lies, or may lie, where the index does not lead to."""
+        self.grow(place.segment, place.offset + place.nbytes)
+        self._copies[place.segment][place] = record
+
+    def copies(self, records: Collection[RecordId]) -> list[Place]:
+        """Wherever these records lie, the copies that a start would find included."""
+        wanted = set(records)
+        places = [entry.place for record in wanted if (entry := self._entries.get(record)) is not None]
+        return places + [at for one in self._copies.values() for at, record in one.items() if record in wanted]
+
+    def erased(self, places: Iterable[Place]) -> None:
+        """Nothing lies there any more."""
+        for place in places:
+            self._copies[place.segment].pop(place, None)
 
     def trim(self, now: float) -> None:
         """Lets go of what is worth least until the rest is within its budget, or of so much that others must run."""
@@ -179,6 +202,7 @@ class SegmentIndex:
             self.forget(record, now)
         self._members.pop(segment, None)
         self._wanted.pop(segment, None)
+        self._copies.pop(segment, None)
         self.used -= self._sizes.pop(segment)
         return gone
 
@@ -192,6 +216,8 @@ class SegmentIndex:
         if known is not None:
             if known.place < place:
                 self.move(stored.id, place)
+            elif known.place != place:
+                self.copied(stored.id, place)
             return False
         self._entries[stored.id] = Entry(place, stored.size, stored.parent_id, used_at, self._kept_s(stored))
         self._members.setdefault(place.segment, set()).add(stored.id)

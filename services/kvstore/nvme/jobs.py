@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from fabric.kvlink.verify import digest
 from fabric.telemetry import logs
@@ -32,8 +33,18 @@ def scan(files: SegmentFiles, number: int) -> tuple[list[tuple[Place, Head]], in
     return found, damaged
 
 
-def append(files: SegmentFiles, records: Sequence[tuple[Stored, Bytes]]) -> tuple[list[Place], bool]:
-    """Places of as many as the disk takes, all of them synced; and whether it took no more because it is full."""
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """`places` of as many as the disk took; not `synced`: they may be lost, or be found by the next start. `full`: it
+    took no more for it has no room."""
+
+    places: list[Place]
+    synced: bool
+    full: bool
+
+
+def append(files: SegmentFiles, records: Sequence[tuple[Stored, Bytes]]) -> Appended:
+    """Appends records and syncs them."""
     places: list[Place] = []
     full = False
     try:
@@ -42,11 +53,12 @@ def append(files: SegmentFiles, records: Sequence[tuple[Stored, Bytes]]) -> tupl
     except OSError as error:
         full = error.errno in _FULL
         _log.warning("the disk takes no records", error=error.strerror)
-    return places if _is_synced(files) else [], full
+    return Appended(places, _is_synced(files), full)
 
 
-def move(files: SegmentFiles, records: Sequence[tuple[Place, float]]) -> list[tuple[Stored, Place]]:
-    """Records appended anew, with the time of their last use. Payloads are as they were, sound or not: a read tells."""
+def move(files: SegmentFiles, records: Sequence[tuple[Place, float]]) -> tuple[list[tuple[Stored, Place]], bool]:
+    """Records appended anew, with the time of their last use; and whether they were synced. Payloads are as they were,
+    sound or not: a read tells."""
     moved: list[tuple[Stored, Place]] = []
     try:
         for place, used_at in records:
@@ -56,7 +68,7 @@ def move(files: SegmentFiles, records: Sequence[tuple[Place, float]]) -> list[tu
                 moved.append((stored, files.append(stored, read[1], Stream.MOVED)))
     except OSError as error:
         _log.warning("records were not moved", error=error.strerror)
-    return moved if _is_synced(files) else []
+    return moved, _is_synced(files)
 
 
 def read_all(
@@ -99,7 +111,8 @@ def remove(files: SegmentFiles, number: int) -> None:
 
 
 def erase(files: SegmentFiles, places: Sequence[Place]) -> None:
-    """Overwrites records. Raises OSError where the disk does not take it."""
+    """Overwrites records, and has removed segments gone for good. Raises OSError where the disk does not take it."""
+    files.settle()
     for place in places:
         with suppress(KeyError):  # it went with its segment
             files.erase(place)

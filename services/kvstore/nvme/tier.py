@@ -175,18 +175,18 @@ class NvmeTier:
         return True
 
     async def erase(self, records: Sequence[RecordId]) -> None:
-        """Forgets records, those that wait to be written as well, and overwrites them: no restart finds them again.
+        """Forgets records, those that wait to be written as well, and overwrites every copy: no restart finds them.
 
         Raises:
             OSError: the disk did not take it; they are forgotten until the next start.
         """
         async with self._changing:
             self._unwanted.update(records)  # until the next batch: one may wait for this to end
-            entries = [entry for record in records if (entry := self._index.get(record)) is not None]
-            places = [entry.place for entry in entries]
+            places = self._index.copies(records)
             for record in records:
                 self.forget(record)
             await settled(asyncio.to_thread(jobs.erase, self._files, places))
+            self._index.erased(places)
         self.left(list(records))
 
     def forget(self, record: RecordId) -> None:
@@ -248,17 +248,21 @@ class NvmeTier:
             self._unwanted.clear()
         try:
             records = [(item.stored, item.payload) for item in new]
-            places, full = await settled(asyncio.to_thread(jobs.append, self._files, records))
+            done = await settled(asyncio.to_thread(jobs.append, self._files, records))
         finally:
             self._queue.release(batch)
         now = self._now()
-        for item, place in zip(new, places, strict=False):
-            self._index.add(item.stored, place, now, item.arrival)
-        self.counts.written += len(places)
-        if len(places) < len(new):
-            self.counts.failed += len(new) - len(places)
+        for item, place in zip(new, done.places, strict=False):
+            if done.synced:
+                self._index.add(item.stored, place, now, item.arrival)
+            else:
+                self._index.copied(item.stored.id, place)
+        written = len(done.places) if done.synced else 0
+        self.counts.written += written
+        if written < len(new):
+            self.counts.failed += len(new) - written
             self._rests_until = now + _REST_S
-        if full:
+        if done.full:
             self._shrink()
 
     def _shrink(self) -> None:
@@ -285,10 +289,13 @@ class NvmeTier:
     async def _move(self, places: Sequence[tuple[Place, float]]) -> None:
         if not places:
             return
-        moved = await settled(asyncio.to_thread(jobs.move, self._files, places))
+        moved, synced = await settled(asyncio.to_thread(jobs.move, self._files, places))
         for stored, place in moved:
-            self._index.move(stored.id, place)
-        self.counts.moved += len(moved)
+            if synced:
+                self._index.move(stored.id, place)
+            else:
+                self._index.copied(stored.id, place)
+        self.counts.moved += len(moved) if synced else 0
 
     async def _remove(self, number: int) -> None:
         gone = self._index.remove(number, self._now())

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from services.kvstore.nvme import jobs
+from services.kvstore.nvme.files import SegmentFiles
 from services.kvstore.nvme.format import PAGE, erased_bytes, pack_erased
 from tests.support.clock import FakeClock
 from tests.unit.services.kvstore.test_nvme_files import payload, stored
-from tests.unit.services.kvstore.test_nvme_tier import opened, read, until, wrote
+from tests.unit.services.kvstore.test_nvme_tier import SEGMENT, opened, read, until, wrote
 
 
 def holds(folder: Path, index: int) -> bool:
@@ -33,6 +35,66 @@ async def test_an_erased_record_is_gone_from_the_index_the_disk_and_the_next_sta
         await until(lambda: len(tier) == 2)
         assert await read(tier, 2) is None and (await read(tier, 3) == payload(3)).all()
         assert tier.counts.damaged == 0  # what was erased on purpose is no damage
+
+
+async def is_gone(folder: Path, clock: FakeClock) -> bool:
+    """Whether the next start finds record 2 and no trace of record 1."""
+    async with opened(folder, clock) as tier:
+        await until(lambda: tier.known(stored(2).id) is not None and not tier._changing.locked())
+        return not holds(folder, 1) and tier.known(stored(1).id) is None
+
+
+async def test_a_copy_that_was_superseded_or_forgotten_is_erased_with_the_newest_one(tmp_path):
+    clock = FakeClock()
+    async with opened(tmp_path, clock) as tier:
+        await wrote(tier, 1, 2)
+        tier.forget(stored(1).id)
+        await wrote(tier, 1)
+        await tier.erase([stored(1).id])
+    assert await is_gone(tmp_path, clock)
+
+
+async def test_copies_that_a_crash_left_behind_in_mid_move_are_erased_together(tmp_path):
+    clock = FakeClock()
+    files = SegmentFiles(tmp_path, SEGMENT, direct=False)
+    place = files.append(stored(1), payload(1))
+    files.append(stored(2), payload(2))
+    jobs.move(files, [(place, 5_000.0)])  # and the former segment was not removed any more
+    files.close()
+    async with opened(tmp_path, clock) as tier:
+        await until(lambda: len(tier) == 2)
+        assert tier._index.get(stored(1).id).place != place
+        await tier.erase([stored(1).id])
+    assert await is_gone(tmp_path, clock)
+
+
+async def test_what_no_sync_confirmed_is_erased_too(tmp_path, monkeypatch):
+    clock = FakeClock()
+    async with opened(tmp_path, clock) as tier:
+        await wrote(tier, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+            await wrote(tier, 1)
+        assert tier.known(stored(1).id) is None and holds(tmp_path, 1) and tier.counts.failed == 1
+        await tier.erase([stored(1).id])
+    assert await is_gone(tmp_path, clock)
+
+
+async def test_nothing_counts_as_erased_while_a_removed_segment_cannot_be_deleted(tmp_path, monkeypatch):
+    clock = FakeClock()
+    async with opened(tmp_path, clock) as tier:
+        await wrote(tier, *range(1, 8))
+        former, kept = (tier._index.get(stored(index).id).place for index in (1, 2))
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
+            async with tier._changing:
+                await tier._move([(former, 5_000.0), (kept, 5_000.0)])
+                await tier._remove(former.segment)
+            assert tier._index.get(stored(1).id).place.segment != former.segment and holds(tmp_path, 1)
+            with pytest.raises(OSError, match="Read-only"):
+                await tier.erase([stored(1).id])
+        await tier.erase([stored(1).id])
+    assert await is_gone(tmp_path, clock)
 
 
 @pytest.mark.parametrize("erase_first", [False, True])
