@@ -28,7 +28,6 @@ class Gate:
     rows: int
     public_us: float | None = None
     wanted: float | None = None
-    is_sorted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +45,7 @@ FLASH = GateSpec(256, 8, Score.SQRT_SOFTPLUS, scaling=1.5)
 GATES = (
     Gate("softplus + bias 8192 x 256 top-8", FLASH, 8192, 20.4, 1.3),
     Gate("softplus + bias 128 x 256 top-8", FLASH, 128, 8.7, 1.3),
-    Gate("softplus + bias 8192 x 256 top-8, sorted", FLASH, 8192, 20.4, 1.3, is_sorted=True),
-    Gate("softplus + bias 128 x 256 top-8, sorted", FLASH, 128, 8.7, 1.3, is_sorted=True),
     Gate("softplus + bias 8192 x 384 top-6", SPECS["softplus of 384"], 8192, 22.8),
-    Gate("softplus + bias 8192 x 384 top-6, sorted", SPECS["softplus of 384"], 8192, 22.8, is_sorted=True),
     Gate("sigmoid, 4 of 8 groups, 8192 x 256 top-8", SPECS["sigmoid in groups"], 8192),
     Gate("sigmoid, 4 of 8 groups, 128 x 256 top-8", SPECS["sigmoid in groups"], 128),
     Gate("hash 8192 x 256 top-6", SPECS["hash"], 8192),
@@ -66,9 +62,8 @@ SELECTIONS = (
 
 def sources() -> list[tuple[Path, str, dict[str, int]]]:
     """What is to be compiled."""
-    specs = [(spec, False) for spec in dict.fromkeys([FLASH, *SPECS.values()])]
-    specs += [(shape.spec, True) for shape in GATES if shape.is_sorted]
-    found = [(gating.SOURCE, "sm_90", gating.defines_for(*spec)) for spec in specs]
+    specs = dict.fromkeys([FLASH, *SPECS.values()])
+    found = [(gating.SOURCE, "sm_90", gating.defines_for(spec)) for spec in specs]
     return found + [(selection.SOURCE, "sm_90", selection.defines_for(each)) for each in (8, 128)]
 
 
@@ -95,8 +90,8 @@ def _checked(name: str, check: Callable[[], object]) -> Row:
     return Row(name, 0, "wrong", 0)
 
 
-def _check_gate(spec: GateSpec, given: GateOperands, is_sorted: bool = False) -> None:
-    assert_case(spec, given, lambda operands: _gate(spec, operands, is_sorted))
+def _check_gate(spec: GateSpec, given: GateOperands) -> None:
+    assert_case(spec, given, lambda operands: _gate(spec, operands))
 
 
 def _check_top_k(kind: str, seed: int) -> None:
@@ -109,9 +104,9 @@ def _check_top_k(kind: str, seed: int) -> None:
 
 def _gate_rows(shape: Gate, ceilings: Ceilings, seed: int) -> Iterator[Row]:
     given = make_gate(shape.spec, shape.rows, torch.device("cuda"), seed)
-    yield _checked(f"gate {shape.name}: checked", lambda: _check_gate(shape.spec, given, shape.is_sorted))
-    experts, weights = _gate(shape.spec, given, shape.is_sorted)
-    time_us = median_us(lambda: gating.gate(shape.spec, given, experts, weights, shape.is_sorted))
+    yield _checked(f"gate {shape.name}: checked", lambda: _check_gate(shape.spec, given))
+    experts, weights = _gate(shape.spec, given)
+    time_us = median_us(lambda: gating.gate(shape.spec, given, experts, weights))
     floor = shape.rows * (shape.spec.experts * 4 + shape.spec.topk * 8) / ceilings.gb_per_s / 1e3
     bar = shape.public_us / shape.wanted if shape.public_us and shape.wanted else shape.public_us
     yield Row(f"gate {shape.name}", time_us, "us", bar)
@@ -129,9 +124,9 @@ def _selection_rows(shape: Selection, ceilings: Ceilings, seed: int) -> Iterator
     yield Row("  of floor", 100 * floor / time_us, f"% ({floor:.1f} us)")
 
 
-def _gate(spec: GateSpec, given: GateOperands, is_sorted: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def _gate(spec: GateSpec, given: GateOperands) -> tuple[torch.Tensor, torch.Tensor]:
     rows = len(given.logits)
     experts = torch.full((rows, spec.topk), -7, dtype=torch.int32, device="cuda")
     weights = torch.full((rows, spec.topk), torch.nan, device="cuda")
-    gating.gate(spec, given, experts, weights, is_sorted)
+    gating.gate(spec, given, experts, weights)
     return experts, weights

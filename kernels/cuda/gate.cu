@@ -1,13 +1,33 @@
 // Expert choice from router logits: one warp takes one row. Definition: kernels/reference/gate.py.
 //
 // Compiled with EXPERTS, TOPK, SCORE (0 softmax, 1 sigmoid, 2 square root of softplus), GROUPS, KEPT and BEST (groups,
-// groups kept, experts that rank a group), NORMALIZED, HASHED (experts come from a table by token) and SORTED (each lane
-// sorts its experts once, so that a choice looks at the first of each lane alone).
+// groups kept, experts that rank a group), NORMALIZED and HASHED (experts come from a table by token).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 constexpr int EACH = (EXPERTS + 31) / 32, SIZE = EXPERTS / GROUPS, WARPS = 4;
+constexpr u32 EXPERT_MASK = EXPERTS > 512 ? 1023 : EXPERTS > 256 ? 511 : 255;
+constexpr float LOG2_E = 1.44269504f;
+
+#ifdef __CUDACC__
+__device__ __forceinline__ float power_of_2(float x) {
+    asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
+    return x;
+}
+__device__ __forceinline__ float inverse(float x) {
+    asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(x));
+    return x;
+}
+__device__ __forceinline__ float root(float x) {
+    asm("sqrt.approx.ftz.f32 %0, %0;" : "+f"(x));
+    return x;
+}
+#else
+static float power_of_2(float x) { return exp2f(x); }
+static float inverse(float x) { return 1.0f / x; }
+static float root(float x) { return sqrtf(x); }
+#endif
 
 struct Parameters {
     const float *logits;          // [rows, EXPERTS]
@@ -53,15 +73,27 @@ struct Scores {
 #pragma unroll
         for (int i = 0; i < EACH; i++) total += score[i] = single(score[i], most);
         if (SCORE) return;
-        total = sum_of(total);
+        total = inverse(sum_of(total));
 #pragma unroll
-        for (int i = 0; i < EACH; i++) score[i] /= total;
+        for (int i = 0; i < EACH; i++) score[i] *= total;
     }
 
     static __device__ __forceinline__ float single(float x, float most) {
-        if (SCORE == 0) return expf(x - most);
-        if (SCORE == 1) return 1.0f / (1.0f + expf(-x));
-        return x != x ? x : sqrtf(fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))));
+        if (SCORE == 0) return power_of_2((x - most) * LOG2_E);
+        if (SCORE == 1) return inverse(1.0f + power_of_2(-LOG2_E * x));
+        // softplus(x) = max(x, 0) + log(1 + t), t = e**-|x| = half**2. Below zero t is taken out of the root, so that
+        // small scores keep their precision; the root is never of a number below log(2). No branch: a row takes eight
+        // scores a lane.
+        float half = power_of_2(fabsf(x) * (-0.5f * LOG2_E)), t = half * half, log = logarithm(t);
+        return root(x >= 0 ? fmaf(t, log, x) : log) * (x >= 0 ? 1.0f : half);
+    }
+
+    // log(1 + t) / t for t from 0 to 1, by interpolation at Chebyshev's points: within 1e-7 of its value.
+    static __device__ __forceinline__ float logarithm(float t) {
+        float y = fmaf(t, -0.00317605701f, 0.0195425283f);
+        y = fmaf(t, y, -0.0563736148f), y = fmaf(t, y, 0.105436236f), y = fmaf(t, y, -0.152696669f);
+        y = fmaf(t, y, 0.196632743f), y = fmaf(t, y, -0.249516159f), y = fmaf(t, y, 0.333297104f);
+        return fmaf(t, fmaf(t, y, -0.499998927f), 1.0f);
     }
 
     // Of an expert that every lane names for itself.
@@ -98,7 +130,8 @@ struct Choice {
     __device__ __forceinline__ void keep_groups(int lane) {
         Choice copy = *this;
         u32 rank = 0;
-        for (int group = 0; group < GROUPS; group++) {
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) {  // of 32 experts: one register, known when compiled
             float sum = 0;
             for (int i = 0; i < BEST; i++) {
                 u32 best;
@@ -120,13 +153,14 @@ struct Choice {
     }
 };
 
-// The experts of a lane, best first: key above, complement of the expert below, so that the lower of equal ones leads.
-struct Sorted {
-    u64 found[EACH];
+// A lane's experts, best first, a word each: the upper bits of the key, then the complement of the expert, so that the
+// lower of equal ones leads.
+struct Ranked {
+    u32 found[EACH];
 
-    __device__ __forceinline__ Sorted(const Choice &choice, int lane) {
+    __device__ __forceinline__ Ranked(const Choice &choice, int lane) {
 #pragma unroll
-        for (int i = 0; i < EACH; i++) found[i] = (u64)choice.key[i] << 32 | (u32)~(i * 32 + lane);
+        for (int i = 0; i < EACH; i++) found[i] = (choice.key[i] & ~EXPERT_MASK) | (EXPERT_MASK - i * 32 - lane);
         merge<1, 1>();
     }
 
@@ -140,20 +174,27 @@ struct Sorted {
     }
 
     __device__ __forceinline__ void order(int i, int j) {
-        u64 a = found[i], b = found[j];
-        found[i] = a > b ? a : b, found[j] = a > b ? b : a;
+        u32 a = found[i], b = found[j];
+        found[i] = max(a, b), found[j] = min(a, b);
     }
 
-    // The best expert of all lanes; it is not found again.
-    __device__ __forceinline__ int take() {
-        u32 mine = (u32)(found[0] >> 32), best = __reduce_max_sync(~0u, mine);
-        u32 expert = __reduce_min_sync(~0u, mine == best ? ~(u32)found[0] : ~0u);
-        if (~(u32)found[0] == expert) {
+    // Lane i's expert is the i-th best. False where words do not tell: a lower bit of a key may decide.
+    __device__ __forceinline__ bool choose(int lane, int &mine) {
+        u32 before = 0;
+        bool told = true;
 #pragma unroll
-            for (int i = 0; i + 1 < EACH; i++) found[i] = found[i + 1];
-            found[EACH - 1] = ~0u;  // key 0, of no expert
+        for (int i = 0; i < min(TOPK + 1, EXPERTS); i++) {
+            u32 best = __reduce_max_sync(~0u, found[0]);
+            told = told && (best ^ before) > EXPERT_MASK;
+            if (lane == i) mine = EXPERT_MASK - (best & EXPERT_MASK);
+            if (found[0] == best) {
+#pragma unroll
+                for (int j = 0; j + 1 < EACH; j++) found[j] = found[j + 1];
+                found[EACH - 1] = 0;
+            }
+            before = best;
         }
-        return expert;
+        return told;
     }
 };
 
@@ -177,21 +218,13 @@ __device__ __forceinline__ int choose(const Parameters &p, const Scores &scores,
     }
     if (KEPT < GROUPS) choice.keep_groups(lane);
     int mine = 0;
-#if SORTED
-    Sorted sorted(choice, lane);
-#pragma unroll
-    for (int i = 0; i < TOPK; i++) {
-        int expert = sorted.take();
-        if (lane == i) mine = expert;
-    }
-#else
-#pragma unroll
+    if (Ranked(choice, lane).choose(lane, mine)) return mine;
+#pragma unroll 1
     for (int i = 0; i < TOPK; i++) {
         u32 best;
         int expert = choice.take(lane, 0, EXPERTS, best);
         if (lane == i) mine = expert;
     }
-#endif
     return mine;
 }
 
@@ -203,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) gate(const __grid_const
     scores.read(p.logits + (u64)row * EXPERTS, lane);
     int expert = choose(p, scores, bias, row, lane);
     float weight = scores.of(expert);
-    if (NORMALIZED) weight /= sum_of(lane < TOPK ? weight : 0.0f) + 1e-20f;
+    if (NORMALIZED) weight *= inverse(sum_of(lane < TOPK ? weight : 0.0f) + 1e-20f);
     if (lane >= TOPK) return;
     if (p.replicas) expert = p.replicas[(u64)expert * p.replica_stride + row % p.replica_counts[expert]];
     p.experts[(u64)row * TOPK + lane] = expert;

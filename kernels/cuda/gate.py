@@ -30,14 +30,14 @@ class Parameters(ctypes.Structure):
                 ("replica_stride", ctypes.c_int), ("scaling", ctypes.c_float)]  # fmt: skip
 
 
-def gate(spec: GateSpec, given: GateOperands, experts: Tensor, weights: Tensor, is_sorted: bool = False) -> None:
-    """Fill experts int32 and weights fp32, both [rows, topk]; `is_sorted`: the other way to choose, with the same bits.
+def gate(spec: GateSpec, given: GateOperands, experts: Tensor, weights: Tensor) -> None:
+    """Fill experts int32 and weights fp32, both [rows, topk].
 
     Raises KernelError for operands the kernel does not take, before anything is launched.
     """
     parameters = parameters_of(spec, given, experts, weights)
     if parameters.rows:
-        kernel = _kernel(spec, is_sorted, given.logits.device.index)
+        kernel = _kernel(spec, given.logits.device.index)
         kernel.launch((-(-parameters.rows // ROWS_A_BLOCK), 1, 1), parameters)
 
 
@@ -58,25 +58,25 @@ def parameters_of(spec: GateSpec, given: GateOperands, experts: Tensor, weights:
     )  # fmt: skip
 
 
-def defines_for(spec: GateSpec, is_sorted: bool = False) -> dict[str, int]:
+def defines_for(spec: GateSpec) -> dict[str, int]:
     """Macros the source is compiled with."""
     return {
         "EXPERTS": spec.experts, "TOPK": spec.topk, "SCORE": spec.score.value, "GROUPS": spec.groups,
         "KEPT": spec.kept_groups, "BEST": spec.group_best, "NORMALIZED": int(spec.normalized),
-        "HASHED": int(spec.hashed), "SORTED": int(is_sorted),
+        "HASHED": int(spec.hashed),
     }  # fmt: skip
 
 
-def compile_for(spec: GateSpec, architecture: str = "sm_90a", is_sorted: bool = False) -> tuple[bytes, str]:
+def compile_for(spec: GateSpec, architecture: str = "sm_90a") -> tuple[bytes, str]:
     """Machine code and the compiler's report; needs no GPU."""
-    return compile_cubin(SOURCE, architecture, defines_for(spec, is_sorted))
+    return compile_cubin(SOURCE, architecture, defines_for(spec))
 
 
 @functools.cache
-def _kernel(spec: GateSpec, is_sorted: bool, device: int) -> Kernel:
+def _kernel(spec: GateSpec, device: int) -> Kernel:
     with torch.cuda.device(device):
         major, minor = torch.cuda.get_device_capability(device)
-        return load(compile_for(spec, f"sm_{major}{minor}", is_sorted)[0], "gate", THREADS, 0)
+        return load(compile_for(spec, f"sm_{major}{minor}")[0], "gate", THREADS, 0)
 
 
 def _at(tensor: Tensor | None) -> int:

@@ -29,13 +29,12 @@ def test_reference_in_fp32_is_the_reference_in_fp64(name: str, hostile: bool) ->
     assert_case(spec, make_case(spec, 203, CPU, 1, hostile), lambda given: run_reference(spec, given))
 
 
-@pytest.mark.parametrize("is_sorted", [False, True])
 @pytest.mark.parametrize("hostile", [False, True])
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.skipif(not has_compiler(), reason="needs g++")
-def test_source_run_on_the_cpu_equals_fp64(name: str, hostile: bool, is_sorted: bool, tmp_path: Path) -> None:
+def test_source_run_on_the_cpu_equals_fp64(name: str, hostile: bool, tmp_path: Path) -> None:
     spec = SPECS[name]
-    kernel = EmulatedKernel(SOURCE, "gate", defines_for(spec, is_sorted), tmp_path)
+    kernel = EmulatedKernel(SOURCE, "gate", defines_for(spec), tmp_path)
 
     def run(given: GateOperands) -> tuple[torch.Tensor, torch.Tensor]:
         rows = len(given.logits)
@@ -103,7 +102,6 @@ def test_routers_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.skipif(not has_nvrtc(), reason="NVRTC comes with the extras 'dev' and 'gpu'")
 def test_kernel_compiles_ahead_without_spills(name: str, architecture: str) -> None:
-    for is_sorted in (False, True):
-        cubin, report = compile_for(SPECS[name], architecture, is_sorted)
-        assert cubin
-        assert "0 bytes spill stores" in report
+    cubin, report = compile_for(SPECS[name], architecture)
+    assert cubin
+    assert "0 bytes spill stores" in report

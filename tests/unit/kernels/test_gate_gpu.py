@@ -12,22 +12,21 @@ from kernels.testing.gate import SPECS, assert_case, make_case
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
-def run_kernel(spec: GateSpec, given: GateOperands, is_sorted: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def run_kernel(spec: GateSpec, given: GateOperands) -> tuple[torch.Tensor, torch.Tensor]:
     rows = len(given.logits)
     experts = torch.full((rows, spec.topk), -7, dtype=torch.int32, device="cuda")
     weights = torch.full((rows, spec.topk), torch.nan, device="cuda")
-    gate(spec, given, experts, weights, is_sorted)
+    gate(spec, given, experts, weights)
     return experts, weights
 
 
-@pytest.mark.parametrize("is_sorted", [False, True])
 @pytest.mark.parametrize("hostile", [False, True])
 @pytest.mark.parametrize("rows", [1, 127, 8192])
 @pytest.mark.parametrize("name", SPECS)
-def test_kernel_equals_float64_on_a_gpu(name: str, rows: int, hostile: bool, is_sorted: bool) -> None:
+def test_kernel_equals_float64_on_a_gpu(name: str, rows: int, hostile: bool) -> None:
     spec = SPECS[name]
     given = make_case(spec, rows, torch.device("cuda"), rows, hostile)
-    assert_case(spec, given, lambda operands: run_kernel(spec, operands, is_sorted))
+    assert_case(spec, given, lambda operands: run_kernel(spec, operands))
 
 
 def test_kernel_has_the_same_bits_from_a_graph() -> None:
