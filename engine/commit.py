@@ -1,18 +1,16 @@
-"""Commit: what a finished forward pass means for its sequences. Knows logits as arrays; frees nothing."""
+"""Commit: what a finished forward pass means for its sequences. Knows whose logits are whose; frees nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-import numpy as np
-from numpy.typing import NDArray
-
 from engine.assembly import Rows
 from engine.errors import BadLogits
 from engine.events import ChunkDone, EntriesReady, Event, Failed, FirstToken, TokensOut
+from engine.sampling.logits import Logits
 from engine.sampling.logprobs import TokenLogprob, token_logprobs
 from engine.sampling.params import SamplingState
-from engine.sampling.sampler import Choice, Row, choose
+from engine.sampling.sampler import Choice, Row
 from engine.sealing import Sealer
 from engine.sequence import Role, Sequence
 from engine.stats import Counters
@@ -24,25 +22,25 @@ class Committer:
     def __init__(self, eos_token_ids: Items[int], sealer: Sealer, counters: Counters) -> None:
         self._eos, self._sealer, self._counters = eos_token_ids, sealer, counters
 
-    def commit(self, rows: Items[Rows], logits: NDArray[np.float32]) -> list[Event]:
-        """Events of one step. `logits` `[rows, vocab]` in the order of `rows`. A failed sequence is only reported."""
+    def commit(self, rows: Items[Rows], logits: Logits) -> list[Event]:
+        """Events of one step. `logits` in the order of `rows`. A failed sequence is only reported."""
         events: list[Event] = []
         drawn: list[Sequence] = []
         places: list[int] = []
         place = 0
         for row in rows:
-            place += self._advance(row, logits[place : place + len(row.prompt_positions)], events)
+            place += self._advance(row, logits, place, events)
             if row.samples:
                 drawn.append(row.chunk.sequence)
                 places.append(place)
                 place += 1
         if drawn:
-            choices = choose(logits[places], [_row(sequence) for sequence in drawn], self._eos)
+            choices = logits.choose(places, [_row(sequence) for sequence in drawn], self._eos)
             events.extend(self._token(sequence, choice) for sequence, choice in zip(drawn, choices, strict=True))
         return events
 
-    def _advance(self, row: Rows, logits: NDArray[np.float32], events: list[Event]) -> int:
-        """Account for one chunk; returns how many logit rows it used for prompt log probabilities."""
+    def _advance(self, row: Rows, logits: Logits, place: int, events: list[Event]) -> int:
+        """Account for one chunk, whose logits begin at `place`; returns how many its prompt log probabilities used."""
         chunk, sequence = row.chunk, row.chunk.sequence
         sequence.computed_tokens = chunk.end
         self._counters.computed_tokens += chunk.count
@@ -54,7 +52,8 @@ class Committer:
         if row.prompt_positions:
             followers = [sequence.tokens[position + 1] for position in row.prompt_positions]
             top = sequence.sampling.prompt_logprobs or 0
-            sequence.prompt_logprobs.extend(token_logprobs(logits, followers, [top] * len(followers)))
+            used = logits.array[place : place + len(followers)]
+            sequence.prompt_logprobs.extend(token_logprobs(used, followers, [top] * len(followers)))
         return len(row.prompt_positions)
 
     def _token(self, sequence: Sequence, choice: Choice) -> Event:

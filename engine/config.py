@@ -32,6 +32,7 @@ class EngineConfig:
     batch_invariant: bool = False
     threads: int | None = None
     kernels: str = "auto"
+    device: str = "cpu"  # cpu, cuda or cuda:N: where weights and caches are
     model_name: str = ""  # empty: the directory's name
     offers: OfferPolicy = STANDARD  # of what waits for a store
     window_state: str = "auto"  # how window rows come back at a prefix hit: see engine.windows

@@ -33,6 +33,7 @@ from engine.requests import (
     Reservation,
     SealedKV,
 )
+from engine.sampling.logits import Logits
 from engine.sampling.params import SamplingParams
 from engine.scheduler import Plan, Scheduler, SchedulerPolicy
 from engine.sealing import Sealer
@@ -95,7 +96,7 @@ class Engine:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         dtype: torch.dtype = getattr(torch, config.dtype)
-        ops = choose(config.kernels, batch_invariant=config.batch_invariant)
+        ops = choose(config.kernels, config.device, config.batch_invariant)
         with load_bar(config.model_dir.name) as progress:
             family = open_family(config.model_dir, dtype, config.batch_invariant, ops, config.block_tokens, progress)
         model = ModelInfo(
@@ -108,7 +109,7 @@ class Engine:
             served(family.layout, config.window_state, family.max_context_tokens),
             family.image_input if isinstance(family, TakesImages) else None,
         )
-        pool = CachePool(model.layout, *config.memory(model.layout), dtype)
+        pool = CachePool(model.layout, *config.memory(model.layout), dtype, ops.device)
         tokenizer = config.model_dir / "tokenizer.json"
         engine = cls(family, pool, model, config, open_tokenizer(tokenizer) if tokenizer.exists() else None, clock)
         engine._warm_up()
@@ -296,7 +297,7 @@ class Engine:
         batch, rows = assemble(plan.chunks, self.model.layout)
         try:
             with torch.inference_mode():
-                logits = self._family.forward(batch, self.pool).cpu().numpy()
+                logits = Logits(self._family.forward(batch, self.pool))
         except Exception as error:  # whatever a request makes the model raise must not take the others along
             return self._isolate(plan, error)
         events = self._committer.commit(rows, logits)

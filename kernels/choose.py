@@ -3,38 +3,65 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
+
+import torch
 
 from kernels.errors import KernelError
 from kernels.ops import Ops
 
-BACKENDS = ("reference", "cpu")
+BACKENDS = ("reference", "cpu", "triton")
+_MODULES = {"triton": "kernels.triton.engine"}  # where a backend is not a package of its own name
 
 
 def choose_name(name: str = "auto", device: str = "cpu") -> str:
     """The backend that `choose` would take, without loading it. Raises KernelError as `choose` does."""
     if name != "auto" and name not in BACKENDS:
         raise KernelError(f"no kernels called {name!r}", fix=f"choose one of auto, {', '.join(BACKENDS)}")
-    missing = _missing_for_cpu(device)
-    if name == "cpu" and missing:
-        raise KernelError(f"the cpu kernels cannot run here: {missing}", fix="choose kernels=reference or auto")
-    return name if name != "auto" else "reference" if missing else "cpu"
+    _require_device(device)
+    missing = {"reference": "", "cpu": _missing_for_cpu(device), "triton": _missing_for_triton(device)}
+    if name == "auto":
+        return next(backend for backend in ("triton", "cpu", "reference") if not missing[backend])
+    if missing[name]:
+        message = f"the {name} kernels cannot run here: {missing[name]}"
+        raise KernelError(message, fix="choose kernels=reference or auto")
+    return name
 
 
 def choose(name: str = "auto", device: str = "cpu", batch_invariant: bool = False) -> Ops:
-    """The operators called `name`; `auto` takes cpu where it runs, else reference (the record's `name` says which).
+    """The operators called `name` on `device` (cpu, cuda or cuda:N); the record's `name` and `device` say which.
 
-    Raises KernelError for an unknown name, a backend this machine cannot run, or one that is not batch invariant
-    although `batch_invariant` asks for it. Never falls back from an explicit choice.
+    `auto` takes triton on a GPU and cpu elsewhere, where they run, else reference. Raises KernelError for an unknown
+    name or device, a backend this machine cannot run, or one that is not batch invariant although `batch_invariant`
+    asks for it. Never falls back from an explicit choice.
     """
     taken = choose_name(name, device)
-    ops: Ops = import_module(f"kernels.{taken}").OPS
+    ops: Ops = import_module(_MODULES.get(taken, f"kernels.{taken}")).OPS
     if batch_invariant and not ops.batch_invariant:
         raise KernelError(
             f"the {taken} kernels are not batch invariant", fix="choose kernels=cpu or batch_invariant=False"
         )
-    return ops
+    return ops if device == "cpu" else replace(ops, device=torch.device(device))
+
+
+def _require_device(device: str) -> None:
+    kind, _, number = device.partition(":")
+    if device not in ("cpu", "cuda") and not (kind == "cuda" and number.isdecimal()):
+        raise KernelError(f"no device called {device!r}", fix="choose cpu, cuda or cuda:N")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        found = f"{torch.cuda.device_count()} CUDA devices"
+        raise KernelError(
+            f"the device is {device}, and this machine has {found}", fix="choose device=cpu, or install a CUDA torch"
+        )
+
+
+def _missing_for_triton(device: str) -> str:
+    """Why the triton kernels cannot run, or an empty string."""
+    if not device.startswith("cuda"):
+        return f"the device is {device}"
+    return "" if find_spec("triton") else "triton is not installed (pip install triton)"
 
 
 def _missing_for_cpu(device: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+CPU = torch.device("cpu")
 Weights: TypeAlias = Any  # what Ops.pack returned: opaque to everybody but the backend that made it
 
 
@@ -17,6 +18,21 @@ class Windows:
 
     sequence: np.ndarray
     window: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Staged:
+    """The arrays of a `Ragged` on a device, int32. A negative sequence, position or slot belongs to no live row."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    sequences: torch.Tensor
+    starts: torch.Tensor
+    context: torch.Tensor
+    slots: torch.Tensor
+    tables: torch.Tensor
+    floors: torch.Tensor
+    windows: dict[int, tuple[torch.Tensor, torch.Tensor]]  # by compress rate: sequence and window numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +48,8 @@ class Ragged:
     tables: np.ndarray  # int32 [sequences, blocks] block ids, padded with 0
     windows: dict[int, Windows]  # by compress rate
     floors: np.ndarray | None = None  # int32 [sequences] first position a window may hold; None: all are 0
+    # Remembered by kernels.staging once it is made; a changed copy of the batch has none.
+    staged: Staged | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def window_floors(self) -> np.ndarray:
@@ -49,7 +67,7 @@ class Pages:
     """One layer of one GLOBAL cache group: entry `e` of block `b` is `storage[b, offset + e * width :][:width]`."""
 
     storage: torch.Tensor  # [blocks, elements of a block]
-    array: np.ndarray  # the same memory; bf16 appears as uint16
+    array: np.ndarray | None  # the same memory, where it is the host's; bf16 appears as uint16
     offset: int
     entries: int  # per block
     width: int
@@ -61,7 +79,7 @@ class Ring:
     """One layer of one WINDOW group: position `p` is `storage[slot, offset + (p % capacity) * width :][:width]`."""
 
     storage: torch.Tensor  # [slots, elements of a slot]
-    array: np.ndarray  # the same memory; bf16 appears as uint16
+    array: np.ndarray | None  # the same memory, where it is the host's; bf16 appears as uint16
     offset: int
     capacity: int
     width: int

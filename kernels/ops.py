@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 
 from kernels.operands import (
+    CPU,
     AttentionSpec,
     CompressorSpec,
     ExpertBank,
@@ -62,3 +63,4 @@ class Ops:
     attend_expanded: Callable[[Tensor, Tensor, Tensor, MlaSpec, range, Tensor | None, RopeTable], Tensor]
     route_groups: Callable[[Tensor, GroupRouterSpec], tuple[Tensor, Tensor]]
     mla_layer: Callable[[Tensor, MlaLayer, Ragged, Pages, RopeTable], Tensor]
+    device: torch.device = CPU  # where weights, caches and activations are

@@ -1,12 +1,13 @@
-"""Cache pool: the bytes of every cached record, as two host tensors. Knows extents; knows neither owners nor models."""
+"""Cache pool: the bytes of every cached record, as two tensors. Knows extents; knows neither owners nor models."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
+from engine.errors import InvalidParameter
 from engine.layout import CacheGroup, GroupKind, Layout
-from kernels.operands import Pages, Ring
+from kernels.operands import CPU, Pages, Ring
 
 _TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -15,27 +16,31 @@ class CachePool:
     """Blocks hold GLOBAL groups and slots hold WINDOW groups, group after group, each `[layer][entry]`.
 
     `blocks` is uint8 `[num_blocks, layout.block_bytes]`, `slots` uint8 `[num_slots, layout.window_bytes]`; transports
-    register the two as they are. A fresh pool is zero: entries nobody wrote are never read.
+    register the two as they are. A fresh pool is zero: entries nobody wrote are never read. Both are on `device`;
+    extents are views that the host writes, so only a pool on the CPU has them.
     """
 
-    def __init__(self, layout: Layout, num_blocks: int, num_slots: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, layout: Layout, num_blocks: int, num_slots: int, dtype: torch.dtype,
+        device: torch.device = CPU,
+    ) -> None:  # fmt: skip
         self.layout, self.dtype = layout, dtype
-        self.blocks = torch.zeros(num_blocks, layout.block_bytes, dtype=torch.uint8)
-        self.slots = torch.zeros(num_slots, layout.window_bytes, dtype=torch.uint8)
-        self._block_bytes, self._slot_bytes = self.blocks.numpy(), self.slots.numpy()
+        self.blocks = torch.zeros(num_blocks, layout.block_bytes, dtype=torch.uint8, device=device)
+        self.slots = torch.zeros(num_slots, layout.window_bytes, dtype=torch.uint8, device=device)
+        self._block_bytes, self._slot_bytes = _on_host(self.blocks), _on_host(self.slots)
         self._offsets = {**_offsets(layout.globals), **_offsets(layout.windows)}
         self._pages = {group.name: self._page_views(group) for group in layout.globals}
         self._rings = {group.name: self._ring_views(group) for group in layout.windows}
 
     def block_extent(self, group: str, block: int) -> np.ndarray:
-        """Writable uint8 view of one GLOBAL group's bytes in one block."""
+        """Writable uint8 view of one GLOBAL group's bytes in one block. Raises InvalidParameter off the CPU."""
         first = self._offsets[group]
-        return self._block_bytes[block, first : first + self.layout.group(group).extent_bytes]
+        return _mapped(self._block_bytes)[block, first : first + self.layout.group(group).extent_bytes]
 
     def slot_extent(self, group: str, slot: int) -> np.ndarray:
-        """Writable uint8 view of one WINDOW group's bytes in one slot."""
+        """Writable uint8 view of one WINDOW group's bytes in one slot. Raises InvalidParameter off the CPU."""
         first = self._offsets[group]
-        return self._slot_bytes[slot, first : first + self.layout.group(group).extent_bytes]
+        return _mapped(self._slot_bytes)[slot, first : first + self.layout.group(group).extent_bytes]
 
     def row_of(self, group: str, index: int) -> tuple[int, int]:
         """First byte and size of one extent in `blocks` or `slots`, counted from the start of that storage."""
@@ -65,13 +70,23 @@ class CachePool:
         step = group.entries * width
         return [Ring(typed, array, first + layer * step, group.entries, width) for layer in range(group.layers)]
 
-    def _typed(self, group: CacheGroup) -> tuple[torch.Tensor, np.ndarray, int, int]:
+    def _typed(self, group: CacheGroup) -> tuple[torch.Tensor, np.ndarray | None, int, int]:
         """The storage in the group's own type, as tensor and array, with the group's offset and width in elements."""
         dtype = _TORCH[group.dtype]
         storage = self.blocks if group.kind is GroupKind.GLOBAL else self.slots
         typed = storage.view(dtype)
-        array = storage.view(torch.uint16 if dtype == torch.bfloat16 else dtype).numpy()
+        array = _on_host(storage.view(torch.uint16 if dtype == torch.bfloat16 else dtype))
         return typed, array, self._offsets[group.name] // dtype.itemsize, group.record_bytes // dtype.itemsize
+
+
+def _on_host(storage: torch.Tensor) -> np.ndarray | None:
+    return storage.numpy() if storage.device.type == "cpu" else None
+
+
+def _mapped(array: np.ndarray | None) -> np.ndarray:
+    if array is None:
+        raise InvalidParameter("device", "this pool is not in the host's memory", "copy from and to its tensors")
+    return array
 
 
 def _offsets(groups: tuple[CacheGroup, ...]) -> dict[str, int]:

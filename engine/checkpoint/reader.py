@@ -13,6 +13,7 @@ from engine.checkpoint.progress import Meter, Progress
 from engine.checkpoint.scales import FLOATS, INTEGERS, PACKED, quantization, scale_name
 from engine.checkpoint.table import RowTable, scaled_table
 from engine.checkpoint.tensors import read, view
+from kernels.operands import CPU
 
 __all__ = ["Progress", "Reader"]
 _BF16_HOLDS = frozenset({"BF16", *PACKED})  # FP4 times a power of two has two significant bits
@@ -23,11 +24,15 @@ _AGAIN = "download or convert the checkpoint again"
 class Reader:
     """Tensors by their upstream names. `rename` maps a stored name to it; `finish` refuses what nobody asked for.
 
-    What it returns is a copy, so that beside the model only the tensor in work is held of a file; tables stay there.
+    What it returns is a copy on `device`, so that beside the model only the tensor in work is held of a file; tables
+    stay there.
     """
 
-    def __init__(self, folder: Folder, rename: Callable[[str], str], progress: Progress | None = None) -> None:
-        self._folder, self._block = folder, quantization(folder.config).block
+    def __init__(
+        self, folder: Folder, rename: Callable[[str], str], progress: Progress | None = None,
+        device: torch.device = CPU,
+    ) -> None:  # fmt: skip
+        self._folder, self._block, self._device = folder, quantization(folder.config).block, device
         self._stored: dict[str, str] = {}
         for stored in folder.names:
             name = rename(stored)
@@ -50,13 +55,14 @@ class Reader:
         value = weight.to(torch.float32) if kind in FLOATS else self._dequantized(name, kind, weight)
         if not bool(torch.isfinite(value).all()):
             raise self._error(name, "holds NaN or infinity", _AGAIN)
-        return value
+        return value.to(self._device)
 
     def stack(self, names: Sequence[str], *shape: int, then: Sequence[torch.Tensor] = ()) -> torch.Tensor:
         """Weights of one shape [len(names) + len(then), *shape], in bf16 where that holds every value, else fp32."""
         kinds = {self._fitting(name, shape) for name in names}  # all, before room for them is taken
         exact = kinds <= _BF16_HOLDS and all(torch.equal(weight.to(torch.bfloat16).float(), weight) for weight in then)
-        stacked = torch.empty(len(names) + len(then), *shape, dtype=torch.bfloat16 if exact else torch.float32)
+        dtype, count = torch.bfloat16 if exact else torch.float32, len(names) + len(then)
+        stacked = torch.empty(count, *shape, dtype=dtype, device=self._device)
         for i, name in enumerate(names):
             stacked[i] = self.floats(name, *shape)
         for i, weight in enumerate(then, len(names)):
@@ -72,7 +78,7 @@ class Reader:
         value = read(self._folder, stored)
         if bool((value < 0).any()) or bool((value >= below).any()):
             raise self._error(name, f"a value is not in 0 .. {below - 1}", "convert the checkpoint again")
-        return value.to(torch.int64)
+        return value.to(self._device, torch.int64)
 
     def table(self, name: str, rows: int, width: int) -> RowTable:
         """A table that stays on disk, as plain floats or FP8 rows with one E8M0 scale per block (in `*.scale`)."""

@@ -7,7 +7,7 @@ import math
 import torch
 
 from engine.families.yarn import Rope
-from kernels.operands import RopeTable
+from kernels.operands import CPU, RopeTable
 
 _FIRST_POSITIONS = 1024
 
@@ -32,9 +32,9 @@ def inverse_frequencies(rope: Rope, width: int) -> torch.Tensor:
 class GrowingRope:
     """A table that doubles when a position beyond its end is needed; its owner is the model that reads it."""
 
-    def __init__(self, rope: Rope, width: int, amplitude: float = 1.0) -> None:
+    def __init__(self, rope: Rope, width: int, amplitude: float = 1.0, device: torch.device = CPU) -> None:
         """`amplitude` multiplies cosine and sine."""
-        self._frequencies, self._amplitude = inverse_frequencies(rope, width), amplitude
+        self._frequencies, self._amplitude, self._device = inverse_frequencies(rope, width), amplitude, device
         self._table = self._make(_FIRST_POSITIONS)
 
     def upto(self, positions: int) -> RopeTable:
@@ -45,5 +45,6 @@ class GrowingRope:
         return self._table
 
     def _make(self, positions: int) -> RopeTable:
-        angles = torch.arange(positions).float()[:, None] * self._frequencies
-        return RopeTable(angles.cos() * self._amplitude, angles.sin() * self._amplitude)
+        angles = torch.arange(positions).float()[:, None] * self._frequencies  # on the host: the same bits everywhere
+        tables = (angles.cos() * self._amplitude, angles.sin() * self._amplitude)
+        return RopeTable(*(table.to(self._device) for table in tables))

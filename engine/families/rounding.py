@@ -69,7 +69,8 @@ class IndexRounding:
     def __init__(self, ops: Ops, record: Record, order: list[int] | None = None) -> None:
         matrix = hadamard(record.width)
         self._ops, self._csa2, self._record = ops, csa2_ops(ops.name), record
-        self._mix = ops.pack((matrix if order is None else matrix[:, order].contiguous())[None], False)
+        mixing = matrix if order is None else matrix[:, order].contiguous()
+        self._mix = ops.pack(mixing[None].to(ops.device), False)
 
     def entries(self, rows: Ragged, pages: Pages) -> None:
         """Mix and round the keys that this batch has written."""

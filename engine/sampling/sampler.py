@@ -30,6 +30,11 @@ class Row:
         penalised = params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
         return not penalised and len(self.output) >= params.min_tokens
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is all that is wanted of the row."""
+        return self.params.temperature == 0.0 and self.params.logprobs is None
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:

@@ -19,7 +19,7 @@ def attend(
     (position + 1) // rate finished entries, all or those selected. The sink adds exp(sink) to the denominator only. The
     output's rotary part is turned back by the query's own angle, because keys serve as values.
     """
-    out = torch.empty(queries.shape[0], spec.heads * spec.width)
+    out = queries.new_empty(queries.shape[0], spec.heads * spec.width)
     for row in range(queries.shape[0]):
         at, s = int(ragged.positions[row]), int(ragged.sequences[row])
         cosine, sine = rope.cos[at], rope.sin[at]

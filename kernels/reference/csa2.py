@@ -50,7 +50,7 @@ def pool(projected: torch.Tensor, spec: PoolSpec, ragged: Ragged, ring: Ring | N
         first = ragged.starts[done.sequence] - ragged.context[done.sequence]
         return norm(projected[first + done.window, spec.column : spec.column + width], spec.norm, spec.norm_eps)
     rows = projected[:, spec.column : spec.column + 2 * width]
-    pooled = torch.empty(len(done.window), width)
+    pooled = projected.new_empty(len(done.window), width)
     for i, (s, w) in enumerate(zip(done.sequence.tolist(), done.window.tolist(), strict=True)):
         content, gate = history(rows, s, ragged, ring, range(w * spec.rate, (w + 1) * spec.rate)).chunk(2, 1)
         pooled[i] = (gate.softmax(0) * content).sum(0)
@@ -76,7 +76,7 @@ def choose(
     block scores as its best visible entry; the block of the newest one is always proposed. Lower numbers win ties.
     """
     rows = queries.shape[0]
-    chosen, proposed = _empty(rows, spec.topk), _empty(rows, spec.blocks)
+    chosen, proposed = _empty(queries, spec.topk), _empty(queries, spec.blocks)
     for row in range(rows):
         visible = (int(ragged.positions[row]) + 1) // pages.rate
         heads = queries[row].view(spec.heads, spec.width)
@@ -87,7 +87,7 @@ def choose(
             blocks = padded.view(-1, spec.block_entries).amax(1)
             blocks[-1] = torch.inf
             _keep(proposed, row, _best(blocks, spec.blocks))
-        allowed = torch.arange(visible)
+        allowed = torch.arange(visible, device=queries.device)
         if candidates is not None:
             blocks = candidates.entries[row, : int(candidates.counts[row])]
             allowed = allowed[torch.isin(allowed // spec.block_entries, blocks)]
@@ -113,8 +113,9 @@ def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
     return torch.sort(scores, descending=True, stable=True).indices[:count].sort().values
 
 
-def _empty(rows: int, most: int) -> Selection:
-    return Selection(torch.zeros(rows, most, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32))
+def _empty(queries: torch.Tensor, most: int) -> Selection:
+    rows = len(queries)
+    return Selection(queries.new_zeros(rows, most, dtype=torch.int32), queries.new_zeros(rows, dtype=torch.int32))
 
 
 def _keep(selection: Selection, row: int, chosen: torch.Tensor) -> None:

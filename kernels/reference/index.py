@@ -18,7 +18,8 @@ def index_topk(
     entries; queries [rows, ...] hold the heads at `query_column`, projected [rows, ...] the weights at `weight_column`.
     """
     rows = queries.shape[0]
-    chosen, counts = torch.zeros(rows, spec.topk, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
+    chosen = queries.new_zeros(rows, spec.topk, dtype=torch.int32)
+    counts = queries.new_zeros(rows, dtype=torch.int32)
     for row in range(rows):
         at = int(ragged.positions[row])
         visible = (at + 1) // pages.rate

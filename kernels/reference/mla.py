@@ -36,7 +36,7 @@ def attend_latent(
     """The absorbed form: absorbed [rows, heads * rank], turning [rows, heads * rope] (not yet rotated), over the rows
     of every position up to a token's own, or of those selected -> mixed latents fp32 [rows, heads * rank].
     """
-    out = torch.empty(absorbed.shape[0], spec.heads * spec.rank)
+    out = absorbed.new_empty(absorbed.shape[0], spec.heads * spec.rank)
     for row in range(absorbed.shape[0]):
         at = int(ragged.positions[row])
         turned = rotate(turning[row].view(spec.heads, spec.rope), rope.cos[at], rope.sin[at])
@@ -62,15 +62,15 @@ def attend_expanded(
     queries [rows, heads * (nope + rope)] (not yet rotated), expanded [keys, heads * (nope + value)] and the rotated
     keys [keys, rope] of positions 0 .. keys; chosen: bool [rows, keys] or None for all -> fp32 [rows, heads * value].
     """
-    heads, at = spec.heads, torch.arange(positions.start, positions.stop)
+    heads, at = spec.heads, torch.arange(positions.start, positions.stop, device=queries.device)
     split = queries.split([heads * spec.nope, heads * spec.rope], 1)
     still = split[0].unflatten(1, (heads, spec.nope)).transpose(0, 1)
     turning = rotate(split[1].unflatten(1, (heads, spec.rope)), rope.cos[at, None], rope.sin[at, None]).transpose(0, 1)
     keys, values = expanded.unflatten(1, (heads, -1)).transpose(0, 1).split([spec.nope, spec.value], 2)
-    seen = torch.arange(expanded.shape[0]) <= at[:, None]
+    seen = torch.arange(expanded.shape[0], device=queries.device) <= at[:, None]
     if chosen is not None:
         seen &= chosen
-    out = torch.empty(len(at), heads * spec.value)
+    out = queries.new_empty(len(at), heads * spec.value)
     for first in range(0, len(at), _SCORE_ROWS):
         rows = slice(first, first + _SCORE_ROWS)
         scores = (still[:, rows] @ keys.transpose(1, 2) + turning[:, rows] @ turned.T) * spec.scale

@@ -17,7 +17,7 @@ def mla_layer(x: torch.Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, ro
     x = x + _attention(norm(x, layer.attention_norm, layer.norm_eps), layer, ragged, pages, rope)
     normed, rows = norm(x, layer.mlp_norm, layer.norm_eps), len(x)
     if layer.router is None:
-        chosen, weights = torch.empty(rows, 0, dtype=torch.int32), torch.empty(rows, 0)
+        chosen, weights = x.new_empty(rows, 0, dtype=torch.int32), x.new_empty(rows, 0)
     else:
         chosen, weights = route_groups(normed, layer.router)
     return x + experts(normed, chosen, weights, layer.experts)

@@ -26,6 +26,6 @@ def route_groups(x: torch.Tensor, spec: GroupRouterSpec) -> tuple[torch.Tensor, 
     weights = scores.gather(1, chosen)
     if spec.normalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    always = torch.arange(spec.experts, spec.experts + spec.always).expand(len(x), -1)
-    weights = torch.cat([weights * spec.scaling, torch.ones(len(x), spec.always)], 1)
+    always = torch.arange(spec.experts, spec.experts + spec.always, device=x.device).expand(len(x), -1)
+    weights = torch.cat([weights * spec.scaling, x.new_ones(len(x), spec.always)], 1)
     return torch.cat([chosen, always], 1).to(torch.int32), weights

@@ -6,13 +6,13 @@ nearest, ties to even.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-_BETWEEN = (_E2M1[1:] + _E2M1[:-1]) / 2
 _E4M3_MOST, _E2M1_MOST = 448.0, 6.0
 
 
@@ -58,7 +58,7 @@ def _e8m0_code(scale: torch.Tensor) -> torch.Tensor:
 
 
 def _e8m0_value(code: torch.Tensor) -> torch.Tensor:
-    return torch.ldexp(torch.ones(code.shape), code.to(torch.int32) - 127)
+    return torch.ldexp(torch.ones(code.shape, device=code.device), code.to(torch.int32) - 127)
 
 
 def _e4m3_codes(x: torch.Tensor) -> torch.Tensor:
@@ -69,10 +69,17 @@ def _e4m3_values(codes: torch.Tensor) -> torch.Tensor:
     return codes.contiguous().view(torch.float8_e4m3fn).to(torch.float32)
 
 
+@functools.cache
+def _on(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """E2M1's magnitudes and what lies halfway between them. Kept by device: a copy in every call would be a wait."""
+    return _E2M1.to(device), ((_E2M1[1:] + _E2M1[:-1]) / 2).to(device)
+
+
 def _e2m1_codes(x: torch.Tensor) -> torch.Tensor:
     """Two codes to a byte, the first in the low nibble."""
     size = x.abs().clamp(max=_E2M1_MOST).contiguous()
-    below, above = torch.searchsorted(_BETWEEN, size), torch.searchsorted(_BETWEEN, size, right=True)
+    between = _on(size.device)[1]
+    below, above = torch.searchsorted(between, size), torch.searchsorted(between, size, right=True)
     code = torch.where(below % 2 == 0, below, above).to(torch.uint8)  # they differ on a tie only
     code = code | torch.signbit(x).to(torch.uint8) << 3
     return code[..., 0::2] | code[..., 1::2] << 4
@@ -80,7 +87,8 @@ def _e2m1_codes(x: torch.Tensor) -> torch.Tensor:
 
 def _e2m1_values(codes: torch.Tensor) -> torch.Tensor:
     nibbles = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).to(torch.int64)
-    return torch.where(nibbles > 7, -_E2M1[nibbles & 7], _E2M1[nibbles & 7])
+    sizes = _on(codes.device)[0][nibbles & 7]
+    return torch.where(nibbles > 7, -sizes, sizes)
 
 
 WINDOW_FP8 = BlockFormat(

@@ -105,7 +105,7 @@ class MixedRecord:
         scale, stored = _e8m0(peak) if self.scale is ScaleKind.E8M0 else _fp32(peak)
         codes = (blocks / scale[..., None]).clamp(-_E4M3_MOST, _E4M3_MOST).to(torch.float8_e4m3fn).flatten(-2)
         plain = values[..., self.scaled :].to(torch.bfloat16).contiguous().view(torch.uint8)
-        padding = torch.zeros(*values.shape[:-1], self.padding, dtype=torch.uint8)
+        padding = torch.zeros(*values.shape[:-1], self.padding, dtype=torch.uint8, device=values.device)
         behind = (plain, stored) if self.scales_last else (stored, plain)
         return torch.cat([codes.view(torch.uint8), *behind, padding], -1)
 
@@ -126,7 +126,7 @@ def _e8m0(peak: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _powers(stored: torch.Tensor) -> torch.Tensor:
-    return torch.ldexp(torch.ones(stored.shape), stored.int() - 127)
+    return torch.ldexp(torch.ones(stored.shape, device=stored.device), stored.int() - 127)
 
 
 def _fp32(peak: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

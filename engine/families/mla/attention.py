@@ -43,7 +43,7 @@ class Attention:
         if not step.forms.expanded:
             mixed = self._absorbed(queries, spec, step.rows, pages, selection, step.rope)
             return ops.linear(mixed, layer.output)
-        mixed = torch.empty(len(hidden), spec.heads * spec.value)
+        mixed = hidden.new_empty(len(hidden), spec.heads * spec.value)
         if len(rest):
             chosen = Selection(selection.entries[rest], selection.counts[rest]) if selection else None
             mixed[rest] = self._absorbed(queries[rest], spec, step.forms.rest, pages, chosen, step.rope)
@@ -100,8 +100,8 @@ class Attention:
 def _mask(selection: Selection, first: int, end: int, keys: int) -> torch.Tensor:
     """The selection of rows first .. end as bool [rows, keys]."""
     entries, counts = selection.entries[first:end], selection.counts[first:end]
-    valid = torch.arange(entries.shape[1]) < counts[:, None]
+    valid = torch.arange(entries.shape[1], device=entries.device) < counts[:, None]
     # Places beyond a row's count hold anything; they all point one past the end, which is cut off.
-    mask = torch.zeros(end - first, keys + 1, dtype=torch.bool)
+    mask = torch.zeros(end - first, keys + 1, dtype=torch.bool, device=entries.device)
     mask.scatter_(1, entries.long().where(valid, keys), True)
     return mask[:, :keys].contiguous()

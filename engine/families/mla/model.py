@@ -21,6 +21,7 @@ from engine.families.mla.weights import Layer, MlaWeights
 from engine.families.rotary import GrowingRope
 from engine.families.v4.ragged import check, ragged
 from kernels import Ops
+from kernels.staging import tokens_of
 
 
 def load(
@@ -32,7 +33,7 @@ def load(
     """
     config, expandable = parse(folder.config), not batch_invariant
     options = parse_options(folder.config, config)
-    weights = build(Reader(folder, upstream, progress), config, ops, dtype, expandable)
+    weights = build(Reader(folder, upstream, progress, ops.device), config, ops, dtype, expandable)
     return Mla(config, options, weights, dtype, ops, block_tokens, expandable)
 
 
@@ -49,7 +50,7 @@ class Mla:
         self.vocab_size, self.max_context_tokens = config.vocab_size, config.max_context_tokens
         self.eos_token_ids = config.eos_token_ids
         self._ops, self._expandable = ops, expandable
-        self._rotary = GrowingRope(config.rotary.rope, config.rope, config.rotary.amplitude)
+        self._rotary = GrowingRope(config.rotary.rope, config.rope, config.rotary.amplitude, ops.device)
         self._attention = Attention(ops, index_rounding(config, options, ops))
         self.draft = MlaDraft(self, ops) if weights.mtp else None
 
@@ -69,7 +70,7 @@ class Mla:
 
     def _through(self, layers: int, step: Step) -> torch.Tensor:
         """Embeddings of all rows behind the first `layers` layers."""
-        x = self.weights.embedding[torch.from_numpy(step.rows.tokens)].to(torch.float32)
+        x = self.weights.embedding[tokens_of(step.rows, self._ops.device)].to(torch.float32)
         for i, layer in enumerate(self.weights.layers[:layers]):
             x = self.run(x, layer, i, step)
         return x
@@ -109,7 +110,7 @@ class Mla:
         """Experts, or the one expert of a dense layer: [rows, hidden] -> [rows, hidden]."""
         if layer.router is None:
             rows = hidden.shape[0]
-            chosen, weights = torch.empty(rows, 0, dtype=torch.int32), torch.empty(rows, 0)
+            chosen, weights = hidden.new_empty(rows, 0, dtype=torch.int32), hidden.new_empty(rows, 0)
         else:
             chosen, weights = self._ops.route_groups(hidden, layer.router)
         return self._ops.experts(hidden, chosen, weights, layer.experts)

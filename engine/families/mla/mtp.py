@@ -16,6 +16,7 @@ from engine.cache.pool import CachePool
 from engine.families.draft import Drafted, chosen_block, states_of
 from engine.families.mla.layout import draft_layout
 from kernels import Ops
+from kernels.staging import tokens_of
 
 if TYPE_CHECKING:
     from engine.families.mla.model import Mla
@@ -42,7 +43,7 @@ class MlaDraft:
         step, hidden = self._model.begin(batch, cache), states_of(batch, hidden)
         index = chosen_block(self.blocks, depth)
         block = self._model.weights.mtp[index]
-        embedded = block.embedding[torch.from_numpy(step.rows.tokens)].to(torch.float32)
+        embedded = block.embedding[tokens_of(step.rows, ops.device)].to(torch.float32)
         halves = [ops.norm(embedded, block.embedding_norm, eps), ops.norm(hidden, block.hidden_norm, eps)]
         x = self._model.run(ops.linear(torch.cat(halves, 1), block.join), block.layer, index, step)
         return Drafted(ops.linear(ops.norm(x[_wanted(batch)], block.norm, eps), block.logits), x)

@@ -14,6 +14,7 @@ from engine.families.v4.rounding import Rounding
 from engine.families.v4.weights import Layer
 from kernels import Ops
 from kernels.operands import Pages, Ragged, RopeTable, Selection
+from kernels.staging import tokens_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,13 @@ class Layers:
 
     def __init__(self, config: V4Config, ops: Ops, kv_dtype: torch.dtype, rounding: Rounding | None) -> None:
         self._ops, self._kv_dtype, self._rounding = ops, kv_dtype, rounding
-        self._main = GrowingRope(config.main_rope, config.rope_dim)
-        self._compressed = GrowingRope(config.compress_rope, config.rope_dim)
+        self._main = GrowingRope(config.main_rope, config.rope_dim, device=ops.device)
+        self._compressed = GrowingRope(config.compress_rope, config.rope_dim, device=ops.device)
 
     def begin(self, rows: Ragged, cache: CachePool) -> Step:
         """The step of one batch; the caller has checked that it fits the cache."""
         last = int(np.max(rows.positions)) + 1
-        return Step(rows, torch.from_numpy(rows.tokens), cache, self._main.upto(last), self._compressed.upto(last))
+        return Step(rows, tokens_of(rows, self._ops.device), cache, self._main.upto(last), self._compressed.upto(last))
 
     def run(self, x: torch.Tensor, layer: Layer, place: Place, step: Step) -> torch.Tensor:
         """Streams [rows, streams, hidden] -> the same after the layer; writes its new records."""

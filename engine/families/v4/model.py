@@ -30,7 +30,8 @@ def load(
     """
     config = parse(folder.config)
     options = parse_options(folder.config, config)
-    return V4(config, options, build(Reader(folder, upstream, progress), config, ops, dtype), dtype, ops, block_tokens)
+    weights = build(Reader(folder, upstream, progress, ops.device), config, ops, dtype)
+    return V4(config, options, weights, dtype, ops, block_tokens)
 
 
 class V4:
@@ -73,7 +74,7 @@ class V4:
         """Logits of the rows that the batch asks for."""
         wanted = streams[torch.from_numpy(np.asarray(batch.logit_rows, np.int64))]
         if not len(wanted):
-            return torch.empty(0, self.vocab_size)
+            return streams.new_empty(0, self.vocab_size)
         return self._ops.linear(self._ops.hyper_head(wanted, self.weights.head), self.weights.logits)
 
 

@@ -9,6 +9,7 @@ from engine.batch import Replay
 from engine.families.v41.hashing import NOTHING, EngramHash
 from kernels import Ops
 from kernels.operands import Ragged, Ring
+from kernels.staging import on_device
 
 
 class EngramMemory:
@@ -31,13 +32,14 @@ class EngramMemory:
             fresh = classes[np.maximum(rows.starts[rows.sequences] + within, 0)]
             old = earlier[rows.sequences, np.clip(-within - 1, 0, self.before - 1)]
             recent[:, back] = np.where(within >= 0, fresh, old)
-        self._ops.store_rows(torch.from_numpy(classes.astype(np.float32))[:, None], 0, rows, ring)
+        self._ops.store_rows(on_device(classes.astype(np.float32), ring.storage.device)[:, None], 0, rows, ring)
         return torch.from_numpy(self._hash.rows(recent))
 
     def _earlier(self, rows: Ragged, ring: Ring, replay: Replay | None) -> np.ndarray:
         """Classes before each sequence's context, int64 [sequences, longest - 1], nearest first."""
         positions = rows.context[:, None] - 1 - np.arange(self.before)
-        held = ring.array[rows.slots[:, None], ring.offset + positions % ring.capacity]
+        at = rows.slots[:, None], ring.offset + positions % ring.capacity
+        held = ring.storage[at].cpu().numpy() if ring.array is None else ring.array[at]
         found = np.where(positions < 0, NOTHING, held)
         if replay is None:
             return found.astype(np.int64)

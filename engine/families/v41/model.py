@@ -31,6 +31,7 @@ from engine.images import ImageInput, ImageRows
 from kernels import Ops
 from kernels.csa2 import csa2_ops
 from kernels.operands import Ragged
+from kernels.staging import on_device, tokens_of
 
 Probe = Callable[[str, int, Any], None]  # what was computed, in which layer, its value
 
@@ -44,7 +45,7 @@ def load(
     """
     config, options = parse(folder.config), parse_options(folder.config)
     memory = _memory(folder, config, ops)
-    weights = build(Reader(folder, upstream, progress), config, ops, dtype)
+    weights = build(Reader(folder, upstream, progress, ops.device), config, ops, dtype)
     return V41(config, options, weights, memory, dtype, ops, block_tokens)
 
 
@@ -96,8 +97,8 @@ class V41:
         self.probe: Probe | None = None
         self._memory, self._ops, self._csa2 = memory, ops, csa2_ops(ops.name)
         self._attention = Attention(config, options, ops, self._csa2, dtype)
-        self._main = GrowingRope(config.main_rope, config.rope_dim)
-        self._compressed = GrowingRope(config.compress_rope, config.rope_dim)
+        self._main = GrowingRope(config.main_rope, config.rope_dim, device=ops.device)
+        self._compressed = GrowingRope(config.compress_rope, config.rope_dim, device=ops.device)
 
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch, cache: CachePool) -> torch.Tensor:
@@ -121,7 +122,7 @@ class V41:
                 break
         wanted = np.asarray(batch.logit_rows, np.int64)
         if not len(wanted):
-            return torch.empty(0, self.vocab_size)
+            return flow.x.new_empty(0, self.vocab_size)
         at = torch.from_numpy(wanted if upper is None else np.searchsorted(upper.kept, wanted))
         hidden = self._csa2.hyper_collapse(flow.x[at], flow.pre[at], self.weights.norm, self.config.norm_eps)
         return self._ops.linear(hidden, self.weights.logits)
@@ -129,17 +130,17 @@ class V41:
     def _enter(self, rows: Ragged, images: ImageRows | None, cache: CachePool, replay: Replay | None) -> _Flow:
         """Embed tokens and images; before the first layer the first stream alone is the block's input."""
         dead = rows.tokens == (-1 if self.config.image_token is None else self.config.image_token)
-        embedded = self.weights.embedding[torch.from_numpy(rows.tokens)].to(torch.float32)
+        embedded = self.weights.embedding[tokens_of(rows, self._ops.device)].to(torch.float32)
         if images is not None:
-            embedded[torch.from_numpy(images.at)] = torch.from_numpy(images.values)
-        pre = torch.zeros(rows.rows, self.config.streams)
+            embedded[torch.from_numpy(images.at)] = torch.from_numpy(images.values).to(embedded)
+        pre = embedded.new_zeros(rows.rows, self.config.streams)
         pre[:, 0] = 1.0
         table_rows = torch.empty(rows.rows, 0, 0, dtype=torch.int64)
         if self._memory:
             table_rows = self._memory.rows(rows, dead, cache.ring(HISTORY, 0), replay)
         self._tell("engram rows", -1, table_rows)
         x = embedded[:, None].repeat(1, self.config.streams, 1)
-        return _Flow(x, pre, rows, torch.from_numpy(dead), table_rows, Shared())
+        return _Flow(x, pre, rows, on_device(dead, x.device), table_rows, Shared())
 
     def _upper(self, rows: Ragged, replay: Replay | None) -> _Upper | None:
         """The rows that go above the last entry source, None where that takes nothing from anybody."""
@@ -181,12 +182,12 @@ class V41:
 
     def _recall(self, flow: _Flow, engram: EngramWeights) -> None:
         """Add the n-gram memory to the streams."""
-        rows = engram.table.rows(flow.table_rows[:, engram.place]).flatten(1)
+        rows = engram.table.rows(flow.table_rows[:, engram.place]).flatten(1).to(flow.x.device)
         flow.x = self._csa2.engram(flow.x, self._ops.linear(rows, engram.project), ~flow.dead, engram.gate)
 
     def _route(self, hidden: torch.Tensor, flow: _Flow, layer: Layer) -> tuple[torch.Tensor, torch.Tensor]:
         """Image positions choose experts with a bias of their own."""
-        tokens = torch.from_numpy(flow.rows.tokens)
+        tokens = tokens_of(flow.rows, self._ops.device)
         chosen, weights = self._ops.route(hidden, tokens, layer.router)
         if not bool(flow.dead.any()):
             return chosen, weights

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from kernels import KernelError, choose, choose_name
 from kernels.cpu.compile import cache_folder
@@ -17,14 +18,27 @@ def test_auto_takes_the_cpu_kernels_and_says_so() -> None:
 
 
 def test_an_unknown_choice_names_those_that_exist() -> None:
-    with pytest.raises(KernelError, match="choose one of auto, reference, cpu"):
+    with pytest.raises(KernelError, match="choose one of auto, reference, cpu, triton"):
         choose("cuda")
 
 
-def test_cpu_kernels_are_refused_for_another_device() -> None:
-    with pytest.raises(KernelError, match="the device is cuda"):
-        choose("cpu", device="cuda")
-    assert choose("auto", device="cuda").name == "reference"
+def test_on_a_gpu_auto_takes_triton_and_the_cpu_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(KernelError, match="the device is cuda:1"):
+        choose_name("cpu", device="cuda:1")
+    assert choose_name("auto", device="cuda:1") == "triton"
+    assert choose("reference", device="cuda").device.type == "cuda"
+
+
+def test_triton_is_refused_without_a_gpu() -> None:
+    with pytest.raises(KernelError, match="triton kernels cannot run here: the device is cpu"):
+        choose("triton")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cpu:0", "", "cuda:9"])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    with pytest.raises(KernelError, match=r"choose (device=)?cpu"):
+        choose("auto", device=device)
 
 
 def test_batch_invariance_is_refused_where_it_does_not_hold() -> None:
