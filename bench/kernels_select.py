@@ -64,7 +64,8 @@ def sources() -> list[tuple[Path, str, dict[str, int]]]:
     """What is to be compiled."""
     specs = dict.fromkeys([FLASH, *SPECS.values()])
     found = [(gating.SOURCE, "sm_90", gating.defines_for(spec)) for spec in specs]
-    return found + [(selection.SOURCE, "sm_90", selection.defines_for(each)) for each in (8, 128)]
+    plans = [selection.Plan(cluster, each) for cluster in (1, 2, 4, 8) for each in (8, 128)]
+    return found + [(selection.SOURCE, "sm_90", selection.defines_for(plan)) for plan in plans]
 
 
 def select_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:

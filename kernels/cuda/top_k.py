@@ -1,12 +1,14 @@
 """Exact top-k by index on a GPU: launches of `top_k.cu`. Shapes, order and ties: reference/top_k.py.
 
-One launch, no workspace, no allocation: it captures into a CUDA graph. A row's bits depend on that row alone.
+One launch, no workspace, no allocation: it captures into a CUDA graph. A row's bits depend on that row alone: the result
+is unique, however many blocks share a row.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,8 +20,17 @@ from kernels.reference.top_k import check_operands
 
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS = 1024
-_FIXED_BYTES, _UNIT_BYTES = 37_008, 16  # of `Shared` in the source, and of eight scores' upper halves
+_FIXED_BYTES, _UNIT_BYTES = 37_056, 16  # of `Shared` in the source, and of eight scores' upper halves
 _MOST_CACHED = 64  # scores a thread
+_CLUSTERS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a row is shared: blocks of threads, and the most scores a thread takes of it, a power of two from 8."""
+
+    cluster: int
+    each: int
 
 
 class Parameters(ctypes.Structure):
@@ -35,8 +46,10 @@ def top_k(scores: Tensor, lengths: Tensor | None, indices: Tensor) -> None:
     Raises KernelError for operands the kernel does not take, before anything is launched.
     """
     parameters = parameters_of(scores, lengths, indices)
-    if scores.shape[0]:
-        _kernel(each_of(scores.shape[1]), scores.device.index).launch((scores.shape[0], 1, 1), parameters)
+    rows, columns = scores.shape
+    if rows:
+        plan = plan_of(rows, columns, _multiprocessors(scores.device.index))
+        _kernel(plan, scores.device.index).launch((rows * plan.cluster, 1, 1), parameters)
 
 
 def parameters_of(scores: Tensor, lengths: Tensor | None, indices: Tensor) -> Parameters:
@@ -49,22 +62,26 @@ def parameters_of(scores: Tensor, lengths: Tensor | None, indices: Tensor) -> Pa
     return Parameters(scores.data_ptr(), given, indices.data_ptr(), scores.stride(0), scores.shape[1], indices.shape[1])
 
 
-def each_of(columns: int) -> int:
-    """Scores a thread takes of a row: a power of two."""
-    each = 8
-    while each * THREADS < columns:
-        each *= 2
-    return each
+def plan_of(rows: int, columns: int, multiprocessors: int) -> Plan:
+    """More blocks for a row while multiprocessors would be idle, or while its scores do not stay in shared memory."""
+    for cluster in _CLUSTERS:
+        each = 8
+        while each * THREADS * cluster < columns:
+            each *= 2
+        busy = each == 8 or rows * cluster * 2 > multiprocessors
+        if busy and each <= _MOST_CACHED:
+            break
+    return Plan(cluster, each)
 
 
-def defines_for(each: int) -> dict[str, int]:
-    """Macros for rows of which a thread takes `each` scores: whether their upper halves fit into shared memory."""
-    return {"CACHED": int(each <= _MOST_CACHED)}
+def defines_for(plan: Plan) -> dict[str, int]:
+    """Macros: blocks that share a row, and whether the upper halves of its scores fit into their shared memory."""
+    return {"CLUSTER": plan.cluster, "CACHED": int(plan.each <= _MOST_CACHED)}
 
 
-def compile_for(each: int, architecture: str = "sm_90a") -> tuple[bytes, str]:
+def compile_for(plan: Plan, architecture: str = "sm_90a") -> tuple[bytes, str]:
     """Machine code and the compiler's report; needs no GPU."""
-    return compile_cubin(SOURCE, architecture, defines_for(each))
+    return compile_cubin(SOURCE, architecture, defines_for(plan))
 
 
 def shared_bytes(each: int) -> int:
@@ -73,8 +90,13 @@ def shared_bytes(each: int) -> int:
 
 
 @functools.cache
-def _kernel(each: int, device: int) -> Kernel:
+def _kernel(plan: Plan, device: int) -> Kernel:
     with torch.cuda.device(device):
         major, minor = torch.cuda.get_device_capability(device)
-        architecture = f"sm_{major}{minor}"
-        return load(compile_for(each, architecture)[0], "top_k", THREADS, shared_bytes(each))
+        cubin, _ = compile_for(plan, f"sm_{major}{minor}")
+        return load(cubin, "top_k", THREADS, shared_bytes(plan.each))
+
+
+@functools.cache
+def _multiprocessors(device: int) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,8 +1,10 @@
-// Just enough of CUDA to run one block after another on a CPU, its threads as coroutines. For kernels without assembly.
+// Just enough of CUDA to run one cluster of blocks after another on a CPU, its threads as coroutines. For kernels without
+// assembly.
 // Every warp operation takes all 32 threads of a warp, which must arrive at the same one.
 
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
 
@@ -15,6 +17,8 @@
 #define __shared__
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define SHARED_MEMORY(name) uint4 *name = emulated::shared_of(emulated::current / emulated::count)
 
 using std::max;
 using std::min;
@@ -28,16 +32,20 @@ static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static dim3 threadIdx, blockIdx;
 
+alignas(128) static uint4 memory[SHARED_UNITS * CLUSTER_BLOCKS];
+
 namespace emulated {
 constexpr size_t STACK = 1 << 16;
 struct Meeting { unsigned turn = 0, arrived = 0; uint64_t values[2][32]; };
 static ucontext_t scheduler;
 static std::vector<ucontext_t> threads;
 static std::vector<bool> finished;
-static std::vector<Meeting> warps;
-static Meeting block;
-static unsigned current, count;
+static std::vector<Meeting> warps, blocks;
+static Meeting cluster;
+static unsigned current, count, together;  // a thread of the cluster, threads of a block, blocks of a cluster
 static bool moved;
+
+static uint4 *shared_of(unsigned block) { return memory + (uint64_t)block * SHARED_UNITS; }
 
 static void yield() { swapcontext(&threads[current], &scheduler); }
 
@@ -50,7 +58,7 @@ static void meet(Meeting &at, unsigned expected) {
 
 // What every lane of this warp gives.
 static const uint64_t *exchange(uint64_t value) {
-    Meeting &warp = warps[threadIdx.x / 32];
+    Meeting &warp = warps[current / 32];
     uint64_t *values = warp.values[warp.turn % 2];
     values[threadIdx.x % 32] = value;
     meet(warp, 32);
@@ -60,36 +68,49 @@ static const uint64_t *exchange(uint64_t value) {
 template <typename T> static uint64_t bits(T value) { uint64_t found = 0; memcpy(&found, &value, sizeof value); return found; }
 template <typename T> static T from(uint64_t value) { T found; memcpy(&found, &value, sizeof found); return found; }
 
-// False where the threads of a block wait for each other for ever.
-template <typename Body> static bool run(unsigned blocks, unsigned size, const Body &body) {
+static void enter(unsigned thread, unsigned first_block) {
+    current = thread, threadIdx = {thread % count, 0, 0}, blockIdx = {first_block + thread / count, 0, 0};
+}
+
+// False where threads wait for each other for ever.
+template <typename Body> static bool run(unsigned grid, unsigned size, unsigned shared, const Body &body) {
     static const Body *running;
-    running = &body, count = size;
-    std::vector<char> stacks(size * STACK);
-    for (unsigned b = 0; b < blocks; b++) {
-        blockIdx = {b, 0, 0};
-        threads.assign(size, {}), finished.assign(size, false), warps.assign((size + 31) / 32, {}), block = {};
-        for (unsigned t = 0; t < size; t++) {
+    running = &body, count = size, together = shared;
+    unsigned all = size * shared;
+    char *stacks = (char *)malloc(all * STACK);
+    bool ended = true;
+    for (unsigned b = 0; b < grid && ended; b += shared) {
+        threads.assign(all, {}), finished.assign(all, false);
+        warps.assign(all / 32, {}), blocks.assign(shared, {}), cluster = {};
+        for (unsigned t = 0; t < all; t++) {
             getcontext(&threads[t]);
-            threads[t].uc_stack.ss_sp = &stacks[t * STACK], threads[t].uc_stack.ss_size = STACK;
+            threads[t].uc_stack.ss_sp = stacks + t * STACK, threads[t].uc_stack.ss_size = STACK;
             threads[t].uc_link = &scheduler;
             makecontext(&threads[t], +[] { (*running)(); finished[current] = moved = true; }, 0);
         }
-        for (unsigned left = size; left;) {
+        for (unsigned left = all; left && ended;) {
             moved = false, left = 0;
-            for (current = 0; current < size; current++) {
-                if (finished[current]) continue;
-                threadIdx = {current, 0, 0};
-                swapcontext(&scheduler, &threads[current]);
-                left += !finished[current];
+            for (unsigned t = 0; t < all; t++) {
+                if (finished[t]) continue;
+                enter(t, b);
+                swapcontext(&scheduler, &threads[t]);
+                left += !finished[t];
             }
-            if (!moved && left) return false;
+            ended = moved || !left;
         }
     }
-    return true;
+    free(stacks);
+    return ended;
 }
 }  // namespace emulated
 
-static void __syncthreads() { emulated::meet(emulated::block, emulated::count); }
+static void __syncthreads() { emulated::meet(emulated::blocks[emulated::current / emulated::count], emulated::count); }
+static void __cluster_barrier_arrive() {}
+static void __cluster_barrier_wait() { emulated::meet(emulated::cluster, emulated::count * emulated::together); }
+static void *__cluster_map_shared_rank(const void *mine, unsigned block) {
+    char *own = (char *)emulated::shared_of(emulated::current / emulated::count);
+    return (char *)emulated::shared_of(block) + ((char *)mine - own);
+}
 template <typename T> static T __shfl_sync(unsigned, T value, int lane) {
     return emulated::from<T>(emulated::exchange(emulated::bits(value))[lane & 31]);
 }

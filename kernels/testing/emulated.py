@@ -1,4 +1,4 @@
-"""CUDA kernels without assembly, compiled for the CPU and run there block after block. Knows no kernel."""
+"""CUDA kernels without assembly, compiled for the CPU and run there cluster after cluster. Knows no kernel."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from kernels.errors import KernelError
 
 _SHARED_BYTES = 232_448  # what a block of Hopper may ask for
 _LAUNCH = """
+#define SHARED_UNITS ({shared} / 16)
+#define CLUSTER_BLOCKS {cluster}
 #include "{header}"
 #include "{source}"
-alignas(128) uint4 memory[{shared} / 16];
 extern "C" int launch(unsigned blocks, unsigned threads, const Parameters *p) {{
     memset(memory, 0xa5, sizeof memory);
-    return emulated::run(blocks, threads, [p] {{ {name}(*p); }});
+    return emulated::run(blocks, threads, CLUSTER_BLOCKS, [p] {{ {name}(*p); }});
 }}
 """
 
@@ -28,12 +29,15 @@ def has_compiler() -> bool:
 
 
 class EmulatedKernel:
-    """The kernel `name` of a source that takes one structure called Parameters; `folder` takes what is built."""
+    """The kernel `name` of a source that takes one structure called Parameters; `folder` takes what is built.
 
-    def __init__(self, source: Path, name: str, defines: Mapping[str, int], folder: Path) -> None:
+    `cluster` blocks run at a time and see each other's shared memory.
+    """
+
+    def __init__(self, source: Path, name: str, defines: Mapping[str, int], folder: Path, cluster: int = 1) -> None:
         header = Path(__file__).with_suffix(".cuh")
         unit, library = folder / f"{name}.cpp", folder / f"{name}.so"
-        unit.write_text(_LAUNCH.format(header=header, source=source, name=name, shared=_SHARED_BYTES))
+        unit.write_text(_LAUNCH.format(header=header, source=source, name=name, shared=_SHARED_BYTES, cluster=cluster))
         given = [f"-D{key}={value}" for key, value in defines.items()]
         command = ["g++", "-O1", "-std=c++17", "-w", "-shared", "-fPIC", *given, "-o", str(library), str(unit)]
         built = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.cuda.driver import has_nvrtc
-from kernels.cuda.top_k import SOURCE, THREADS, compile_for, defines_for, each_of, parameters_of
+from kernels.cuda.top_k import SOURCE, THREADS, Plan, compile_for, defines_for, parameters_of, plan_of
 from kernels.errors import KernelError
 from kernels.reference.top_k import top_k
 from kernels.testing.emulated import EmulatedKernel, has_compiler
@@ -40,13 +40,25 @@ def test_definition_is_torch_topk_where_no_scores_are_equal() -> None:
     assert torch.equal(top_k(scores, 37).long(), scores.topk(37).indices.sort(1).values)
 
 
-@pytest.mark.parametrize("columns", [5, 8190, 20_000, 66_000])
+@pytest.mark.parametrize(
+    ("columns", "plan"),
+    [
+        (5, Plan(1, 8)),
+        (8190, Plan(1, 8)),
+        (20_000, Plan(1, 32)),
+        (66_000, Plan(1, 128)),
+        (5, Plan(2, 8)),
+        (16_300, Plan(2, 8)),
+        (30_001, Plan(4, 8)),
+        (140_000, Plan(2, 128)),
+    ],
+)
 @pytest.mark.skipif(not has_compiler(), reason="needs g++")
-def test_source_run_on_the_cpu_equals_the_definition(columns: int, tmp_path: Path) -> None:
-    kernel = EmulatedKernel(SOURCE, "top_k", defines_for(each_of(columns)), tmp_path)
+def test_source_run_on_the_cpu_equals_the_definition(columns: int, plan: Plan, tmp_path: Path) -> None:
+    kernel = EmulatedKernel(SOURCE, "top_k", defines_for(plan), tmp_path, plan.cluster)
 
     def run(scores: torch.Tensor, lengths: torch.Tensor | None, indices: torch.Tensor) -> None:
-        kernel.launch(scores.shape[0], THREADS, parameters_of(scores, lengths, indices))
+        kernel.launch(scores.shape[0] * plan.cluster, THREADS, parameters_of(scores, lengths, indices))
 
     for kind in HOSTILE:
         assert_top_k(make_scores(kind, 1, columns, CPU, columns), 301, None, run)
@@ -71,10 +83,27 @@ def test_operands_no_kernel_takes_are_refused() -> None:
             parameters_of(*operands)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("each", [8, 128])
+@pytest.mark.parametrize(
+    ("rows", "columns", "plan"),
+    [
+        (64, 32_768, Plan(2, 16)),
+        (4096, 65_536, Plan(1, 64)),
+        (1, 131_072, Plan(8, 16)),
+        (64, 131_072, Plan(2, 64)),
+        (1, 300, Plan(1, 8)),
+        (4096, 1 << 20, Plan(8, 128)),
+    ],
+)
+def test_blocks_share_a_row_while_multiprocessors_are_idle_or_memory_is_short(
+    rows: int, columns: int, plan: Plan
+) -> None:
+    assert plan_of(rows, columns, 132) == plan
+
+
+@pytest.mark.parametrize("plan", [Plan(1, 8), Plan(1, 128), Plan(2, 64), Plan(8, 16), Plan(8, 128)])
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_100"])
 @pytest.mark.skipif(not has_nvrtc(), reason="NVRTC comes with the extras 'dev' and 'gpu'")
-def test_kernel_compiles_ahead_without_spills(each: int, architecture: str) -> None:
-    cubin, report = compile_for(each, architecture)
+def test_kernel_compiles_ahead_without_spills(plan: Plan, architecture: str) -> None:
+    cubin, report = compile_for(plan, architecture)
     assert cubin
     assert "0 bytes spill stores" in report
