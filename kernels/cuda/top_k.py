@@ -1,7 +1,7 @@
 """Exact top-k by index on a GPU: launches of `top_k.cu`. Shapes, order and ties: reference/top_k.py.
 
-One launch, no workspace, no allocation: it captures into a CUDA graph. A row's bits depend on that row alone: the result
-is unique, however many blocks share a row.
+One launch, no workspace, no allocation: it captures into a CUDA graph. A row's bits depend on that row alone: the
+result is unique, however many blocks share a row.
 """
 
 from __future__ import annotations
