@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from kernels.errors import KernelError
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_KINDS = {1: 0, 2: 9}  # by bytes of an element: CU_TENSOR_MAP_DATA_TYPE_UINT8, _BFLOAT16
+_SWIZZLE_128, _PROMOTE_256 = 3, 3  # CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 _NVRTC_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 _NVRTC_PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 
@@ -40,6 +43,26 @@ class Kernel:
             self.handle, *grid, self.threads, 1, 1, self.shared_bytes, stream, arguments, None
         )  # fmt: skip
         _expect(code, "launching a kernel")
+
+
+def tensor_map(tensor: Tensor, box: tuple[int, int, int]) -> bytes:
+    """What a kernel needs to copy boxes of a bf16 or byte-wide tensor of three dimensions: 128 bytes for a `TensorMap`.
+
+    `box` is in the tensor's order and its innermost extent 128 bytes, laid down with the 128-byte swizzle; beyond the
+    tensor's ends there are zeros. Raises KernelError where strides or address are no multiples of 16 bytes.
+    """
+    found = ctypes.create_string_buffer(128 + 64)
+    place = -(-ctypes.addressof(found) // 64) * 64
+    sizes = (ctypes.c_uint64 * 3)(*reversed(tensor.shape))
+    width = tensor.element_size()
+    strides = (ctypes.c_uint64 * 2)(tensor.stride(1) * width, tensor.stride(0) * width)
+    extents, steps = (ctypes.c_uint32 * 3)(*reversed(box)), (ctypes.c_uint32 * 3)(1, 1, 1)
+    code = _cuda().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(place), _KINDS[width], 3, ctypes.c_void_p(tensor.data_ptr()), sizes, strides, extents, steps,
+        0, _SWIZZLE_128, _PROMOTE_256, 0,
+    )  # fmt: skip
+    _expect(code, f"describing a tensor of {list(tensor.shape)}")
+    return ctypes.string_at(place, 128)
 
 
 def load(cubin: bytes, name: str, threads: int, shared_bytes: int) -> Kernel:

@@ -39,6 +39,22 @@ template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
+// What the driver's cuTensorMapEncodeTiled fills in; a kernel takes it within a __grid_constant__ parameter.
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
+
+// One arrival, and that many bytes to come.
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Queues the copy of a box of a three-dimensional tensor, innermost coordinate first; `barrier` counts its bytes.
+__device__ __forceinline__ void copy_box(u32 to, const TensorMap *map, int x, int y, int z, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+                 "[%5];" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier) : "memory");
+}
+
 template <int COUNT> __device__ __forceinline__ void more_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }

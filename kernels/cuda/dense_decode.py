@@ -1,0 +1,137 @@
+"""Dense MLA decode on Hopper: launches of `dense_decode.cu`. Shapes and formula: reference/dense_decode.py.
+
+Keys are split into spans of a fixed length, so that the bits of a sequence depend on it and on the span alone. Nothing
+is allocated while running: it captures into a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.cuda.driver import Kernel, compile_cubin, load, tensor_map
+from kernels.errors import KernelError
+from kernels.reference.dense_decode import VALUE_WIDTH, WIDTH, PagedLatents, check_operands
+
+THREADS, COMBINE_THREADS, TILE, ROWS_A_BLOCK = 384, 128, 64, 64
+SHARED_BYTES = 64 * WIDTH * 2 * 3 + 64 * 64 * 2 + 20 * 8 + 2 * 64 * 4
+SOURCE = Path(__file__).with_suffix(".cu")
+_MOST_ROWS_OF_MEMORY = 64  # with more, products take longer than their bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Keys of a sequence are taken in spans of `span` (a multiple of 64), at most `most` of them."""
+
+    span: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if self.span < TILE or self.span % TILE or self.most < 1:
+            raise KernelError(f"a split into {self.most} spans of {self.span}", fix="a span is a multiple of 64")
+
+
+INVARIANT_SPAN = 1024  # of `invariant_split`
+
+
+def fast_split(batch: int, rows: int, longest: int, processors: int) -> Split:
+    """The split that takes least time for `batch` sequences of up to `longest` keys and `rows` rows (tokens * heads).
+
+    Time is counted in tiles: a wave of blocks takes its longest span, some tiles to begin and to end, and a split its
+    sums' way through memory.
+    """
+    tiles, blocks = max(1, -(-longest // TILE)), batch * -(-rows // ROWS_A_BLOCK)
+    best, fewest = 1, math.inf
+    for most in range(1, tiles + 1):
+        waves = -(-blocks * most // processors)
+        cost = waves * (-(-tiles // most) + _START) + (0 if most == 1 else _COMBINE + blocks * most / processors * 2)
+        if cost < fewest:
+            best, fewest = most, cost
+    span = -(-tiles // best)
+    return Split(span * TILE, -(-tiles // span))
+
+
+_START, _COMBINE = 3, 4  # tiles
+
+
+def invariant_split(longest: int) -> Split:
+    """The split that is the same for every batch: a sequence has the same bits whatever it is decoded with."""
+    return Split(INVARIANT_SPAN, max(1, -(-longest // INVARIANT_SPAN)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workspace:
+    """Sums of the spans: partial fp32 [most, batch, rows, 512] and lse fp32 [most, batch, rows]; empty for one span."""
+
+    partial: Tensor
+    lse: Tensor
+
+
+def workspace_for(split: Split, batch: int, rows: int, device: torch.device) -> Workspace:
+    """Room for every call with this split and at most this batch and this many rows."""
+    count = split.most * batch * rows if split.most > 1 else 0
+    return Workspace(torch.empty(count * VALUE_WIDTH, device=device), torch.empty(count, device=device))
+
+
+class _Parameters(ctypes.Structure):
+    _fields_ = [("keys", ctypes.c_char * 128), ("query", ctypes.c_void_p), ("output", ctypes.c_void_p),
+                ("lse", ctypes.c_void_p), ("lengths", ctypes.c_void_p), ("tables", ctypes.c_void_p),
+                ("partial", ctypes.c_void_p), ("partial_lse", ctypes.c_void_p), ("rows", ctypes.c_int),
+                ("heads", ctypes.c_int), ("page_tokens", ctypes.c_int), ("box", ctypes.c_int),
+                ("table_stride", ctypes.c_int), ("span", ctypes.c_int), ("splits", ctypes.c_int),
+                ("scale", ctypes.c_float), ("unused", ctypes.c_char * 40)]  # fmt: skip
+
+
+def dense_decode(
+    query: Tensor, cache: PagedLatents, scale: float, split: Split, workspace: Workspace, output: Tensor, lse: Tensor
+) -> None:
+    """Fill output bf16 [batch, tokens, heads, 512] and lse fp32 [batch, tokens, heads].
+
+    Keys behind `split.span * split.most` are not read: no length may exceed it. Raises KernelError for operands the
+    kernel does not take, before anything is launched.
+    """
+    check_operands(query, cache, output, lse)
+    batch, tokens, heads = query.shape[:3]
+    rows = tokens * heads
+    if split.most > 1 and workspace.lse.numel() < split.most * batch * rows:
+        raise KernelError("the workspace is too small", fix="ask workspace_for with this split, batch and rows")
+    if not batch:
+        return
+    ahead, device = int(rows > _MOST_ROWS_OF_MEMORY), query.device.index
+    box = math.gcd(cache.page_tokens, TILE)
+    parameters = _Parameters(
+        b"", query.data_ptr(), output.data_ptr(), lse.data_ptr(), cache.lengths.data_ptr(), cache.tables.data_ptr(),
+        workspace.partial.data_ptr(), workspace.lse.data_ptr(), rows, heads, cache.page_tokens, box,
+        cache.tables.shape[1], split.span, split.most, scale * math.log2(math.e),
+    )  # fmt: skip
+    ctypes.memmove(ctypes.addressof(parameters), tensor_map(cache.pages, (1, box, 64)), 128)
+    _kernel("dense_decode", ahead, device).launch((-(-rows // ROWS_A_BLOCK), split.most, batch), parameters)
+    if split.most > 1:
+        _kernel("combine", ahead, device).launch((rows, batch, 1), parameters)
+
+
+def defines_for(ahead: int) -> dict[str, int]:
+    """Macros the source is compiled with."""
+    return {"AHEAD": ahead}
+
+
+def compile_for(ahead: int, architecture: str = "sm_90a") -> tuple[bytes, str]:
+    """Machine code and the compiler's report; needs no GPU."""
+    return compile_cubin(SOURCE, architecture, defines_for(ahead))
+
+
+@functools.cache
+def _kernel(name: str, ahead: int, device: int) -> Kernel:
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        raise KernelError("this kernel is for Hopper (sm_90a)", fix="choose kernels=reference on this GPU")
+    with torch.cuda.device(device):
+        cubin = compile_for(ahead)[0]
+        if name == "combine":
+            return load(cubin, name, COMBINE_THREADS, 0)
+        return load(cubin, name, THREADS, SHARED_BYTES)
