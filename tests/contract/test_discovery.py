@@ -103,7 +103,7 @@ async def test_a_backend_is_ready_and_gives_a_snapshot_at_once(any_backend, watc
     discovery = open_discovery(any_backend)
     await discovery.ready(5.0)
     watcher = watch(discovery)
-    await watcher.until(lambda _: True, 2.0)
+    await watcher.until(lambda _: True, 10.0)
 
 
 async def test_registering_is_allowed_on_every_backend(any_backend):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,21 +14,25 @@ from tests.support.clock import FakeClock
 from tests.support.servers import redis_server
 
 KEYS = [bytes([number]) * 32 for number in range(4)]
-TTL_S = 0.4
+TTL_S = 60.0  # longer than any test: what is asked for must not have expired
+BRIEF_S = 0.4
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def index(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Index, FakeClock]]:
-    clock = FakeClock()
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "memory":
-        opened = open_index("memory://", TTL_S, clock)
-        yield opened, clock
-        await opened.close()
+        yield "memory://"
         return
     with redis_server(tmp_path) as redis:
-        opened = open_index(redis.url, TTL_S, clock)
-        yield opened, clock
-        await opened.close()
+        yield redis.url
+
+
+@pytest.fixture
+async def index(url: str, request: pytest.FixtureRequest) -> AsyncIterator[tuple[Index, FakeClock]]:
+    clock = FakeClock()
+    opened = open_index(url, getattr(request, "param", TTL_S), clock)
+    yield opened, clock
+    await opened.close()
 
 
 async def test_published_keys_name_their_holders_and_tiers(index: tuple[Index, FakeClock]) -> None:
@@ -97,11 +101,12 @@ async def test_a_mark_tells_whether_the_last_one_of_the_same_run_stands(index: t
     assert not await opened.mark("a", "2", 60.0)
 
 
+@pytest.mark.parametrize("index", [BRIEF_S], indirect=True)
 async def test_every_key_expires(index: tuple[Index, FakeClock]) -> None:
     clock, opened = index[1], await marked(index[0], "a")
     await opened.publish(dict.fromkeys(KEYS, Tier.DRAM), "a", "run")
     for _ in range(100):  # the fake's clock is moved; the real one moves while we ask
-        clock.advance(TTL_S / 50)
+        clock.advance(BRIEF_S / 50)
         if not await opened.holders(KEYS):
             return
         await _pass_time()
@@ -121,7 +126,7 @@ async def marked(index: Index, *instances: str) -> Index:
 
 
 async def _pass_time() -> None:
-    await asyncio.sleep(TTL_S / 50)
+    await asyncio.sleep(BRIEF_S / 50)
 
 
 class Broken:

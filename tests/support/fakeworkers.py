@@ -140,7 +140,7 @@ class _Worker:
 
     async def heard(self) -> None:
         """Returns once a watcher has come back for more after the newest status: it has taken that one."""
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(20.0):
             async with self._changed:
                 await self._changed.wait_for(lambda: self._taken == self.status.sequence)
 

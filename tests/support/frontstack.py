@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,10 +67,10 @@ class FrontStack:
                 await asyncio.sleep(0.02)
 
 
-async def until(condition: Callable[[], bool], within_s: float) -> None:
-    """Waits for something that tells nobody of its change. Raises TimeoutError."""
+async def until(condition: Callable[[], bool | Awaitable[bool]], within_s: float) -> None:
+    """Waits for something that tells nobody of its change, or only those who ask. Raises TimeoutError."""
     async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110
+        while not (await met if isinstance(met := condition(), Awaitable) else met):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 

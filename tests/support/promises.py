@@ -45,6 +45,7 @@ PROMISES: Mapping[int, str] = {
 }
 _BOUNDS = {"at_most": "<=", "at_least": ">=", "exactly": "="}
 _HEADER = ("#", "promise", "figure", "measured", "bar", "verdict", "test")
+BUSY_S = 5.0  # what a busy machine may add to seconds that nobody asked to see
 _PROPERTY, _MEASURES = "promise figure", "promises"
 _INTRODUCTION = """# Promises
 
@@ -138,11 +139,15 @@ class Recorder:
     def __init__(self, item: pytest.Item) -> None:
         self._item = item
         self._declared = _numbers(item)
+        self._slack_s = 0.0 if item.config.getoption("promises") else BUSY_S
 
     def __call__(
         self, number: int, what: str, value: float, *, unit: str = "", reason: str = "", **bound: float
     ) -> None:
         """Records a figure; a bar that is missed fails the test unless `reason` says why it is known to be.
+
+        Without --promises nobody reads the figures, and the machine may do anything else beside the test: then a bar
+        of seconds is missed by more than BUSY_S, or not at all.
 
         Args:
             number: the promise; one that the test's marker names.
@@ -155,7 +160,10 @@ class Recorder:
         [(kind, bar)] = bound.items()
         figure = Figure(number, what, round(value, 6), _BOUNDS[kind], bar, unit, reason)
         self._item.user_properties.append((_PROPERTY, json.dumps(asdict(figure))))
-        assert figure.kept or reason, f"promise {number}: {', '.join(figure.cells())}"
+        assert figure.kept or reason or self._is_near(figure), f"promise {number}: {', '.join(figure.cells())}"
+
+    def _is_near(self, figure: Figure) -> bool:
+        return figure.unit == "s" and figure.relation == "<=" and figure.value <= figure.bar + self._slack_s
 
 
 class PromisePlugin:

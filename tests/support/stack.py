@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from engine.sampling.params import SamplingParams
+from engine.stats import EngineStats
 from fabric.channels import Channels, call
 from fabric.errors import from_rpc
 from fabric.server import Chassis, Service
@@ -27,6 +28,7 @@ from services.kvstore import service as kvstore_service
 from services.kvstore.settings import KvStoreSettings
 from services.prefill import service as prefill_service
 from services.prefill.settings import PrefillSettings
+from tests.support.engines import held_by, runner_of, stats_of
 
 
 @dataclass(slots=True)
@@ -69,9 +71,16 @@ class Stack:
     def kvstore(self) -> kvstore_pb2_grpc.KvStoreServiceStub:
         return self.channels.stub(kvstore_pb2_grpc.KvStoreServiceStub, self.running["kvstore"].address)
 
+    def servicer(self, role: str) -> Any:
+        """What a service does, in this process."""
+        return self.running[role].servicer
+
     def engine(self, role: str) -> Any:
-        """The engine inside a worker."""
-        return self.running[role].servicer.core.engine.engine
+        """The engine inside a worker: for what it never changes; `stats` and tests.support.engines tell the rest."""
+        return runner_of(self.servicer(role)).engine
+
+    async def stats(self, role: str) -> EngineStats:
+        return await stats_of(self.servicer(role))
 
     @property
     def desk(self) -> Any:
@@ -185,19 +194,17 @@ class Stack:
         """Returns once nobody holds blocks, slots, tickets or landings. Raises AssertionError naming what is left."""
         async with asyncio.timeout(timeout_s + 1):
             for _ in range(round(timeout_s * 100)):
-                left = self.left()
+                left = await self.left()
                 if not left:
                     return
                 await asyncio.sleep(0.01)
-        raise AssertionError(f"still held: {self.left()}")
+        raise AssertionError(f"still held: {left}")
 
-    def left(self) -> dict[str, int]:
+    async def left(self) -> dict[str, int]:
         """What is held now."""
         held: dict[str, int] = {}
         for role in ("prefill", "decode"):
-            stats = self.engine(role).stats()
-            for name in ("waiting", "running", "held", "reserved", "loading", "blocks_held", "slots_held"):
-                held[f"{role} {name}"] = getattr(stats, name)
+            held |= {f"{role} {name}": count for name, count in (await held_by(self.servicer(role))).items()}
         landings = self.desk._landings.stats()
         held["tickets"] = len(self.desk._book)
         held["landings"] = landings.granted + landings.quarantined + landings.retired

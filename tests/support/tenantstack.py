@@ -27,9 +27,12 @@ from services.prefill import service as prefill_service
 from services.prefill.settings import PrefillSettings
 from services.recipe.service import build as build_recipe
 from services.recipe.settings import RecipeSettings
+from tests.support.engines import forget, held_by
 from tests.support.frontstack import until
 from tests.support.stack import pack_sampling
 from tests.support.wholestack import WORKER
+
+WORKERS = ("prefill", "decode")
 
 
 @dataclass(frozen=True)
@@ -97,9 +100,17 @@ class TenantStack:
         return answer, usage
 
     async def settled(self) -> None:
-        """Returns once what the workers offered is stored or refused."""
-        engines = [self.servicers[name].core.engine.engine for name in ("prefill", "decode")]
-        await until(lambda: not any(len(engine.offers) for engine in engines), 10.0)
+        """Returns once no request holds anything, and what the workers offered is stored or refused."""
+
+        async def is_idle() -> bool:
+            return not any([await held_by(self.servicers[name]) for name in WORKERS])
+
+        await until(is_idle, 10.0)
+
+    async def forget(self) -> None:
+        """Empties the caches of both workers, so that only the store could tell."""
+        for name in WORKERS:
+            await forget(self.servicers[name])
 
 
 @asynccontextmanager

@@ -36,6 +36,7 @@ from services.prefill.settings import PrefillSettings
 from services.recipe.service import build as build_recipe
 from services.recipe.settings import RecipeSettings
 from tests.support import bytemodel, procs
+from tests.support.engines import held_by
 from tests.support.remote import process_id
 from tests.support.stack import pack_sampling
 
@@ -95,13 +96,11 @@ class WholeStack:
             answer.finish = reply.finish if reply.HasField("finish") else None
         return answer
 
-    def held(self) -> dict[str, int]:
+    async def held(self) -> dict[str, int]:
         """What the workers of this process hold now."""
         left: dict[str, int] = {}
         for name, servicer in self.workers.items():
-            stats = servicer.core.engine.engine.stats()
-            for what in ("waiting", "running", "held", "reserved", "loading", "blocks_held", "slots_held"):
-                left[f"{name} {what}"] = getattr(stats, what)
+            left |= {f"{name} {what}": count for what, count in (await held_by(servicer)).items()}
             if name.startswith("decode"):
                 left[f"{name} tickets"] = servicer.desk.open
         return {what: count for what, count in left.items() if count}
@@ -109,10 +108,11 @@ class WholeStack:
     async def until_idle(self, within_s: float) -> None:
         """Raises AssertionError naming what is still held."""
         for _ in range(round(within_s * 100)):
-            if not self.held():
+            held = await self.held()
+            if not held:
                 return
             await asyncio.sleep(0.01)
-        raise AssertionError(f"still held: {self.held()}")
+        raise AssertionError(f"still held: {held}")
 
     async def until_decodes(self, count: int) -> None:
         """Returns once the gateway would use `count` decode workers."""

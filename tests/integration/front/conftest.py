@@ -33,7 +33,7 @@ async def stack(shared_stack: FrontStack) -> AsyncIterator[FrontStack]:
     await shared_stack.until_ready()
     yield shared_stack
     shared_stack.script.let_go()
-    await shared_stack.until_idle(2.0)
+    await shared_stack.until_idle(10.0)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

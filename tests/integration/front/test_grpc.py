@@ -112,7 +112,7 @@ async def test_a_client_that_cancels_frees_everything(stack: FrontStack, stub: A
     running = stub.Chat(chat())
     await running.read()
     running.cancel()
-    await stack.until_idle(0.2)
+    await stack.until_idle(10.0)
     assert await running.code() is grpc.StatusCode.CANCELLED
 
 

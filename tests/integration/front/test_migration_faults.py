@@ -139,7 +139,7 @@ async def test_a_client_that_leaves_while_its_answer_moves_frees_everything(two_
     await stack.script.wait_for("prefill")
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    await stack.until_idle(0.5)
+    await stack.until_idle(10.0)
 
 
 @pytest.mark.slow

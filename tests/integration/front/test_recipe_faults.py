@@ -197,7 +197,7 @@ async def test_the_only_recipe_takes_its_streams_along_clearly_and_new_requests_
     )
     promise(20, f"no recipe, {how}: the gateway is not ready after", noticed_s, at_most=2.0, unit="s")
     promise(20, f"no recipe, {how}: a request is refused after", refused_s, at_most=1.0, unit="s")
-    await stack.until_idle(2.0)
+    await stack.until_idle(10.0)
 
 
 @pytest.mark.promise(20)

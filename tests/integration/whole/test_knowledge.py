@@ -9,6 +9,7 @@ from services.gateway.build import build as build_gateway
 from services.gateway.mirror import Knowledge
 from services.gateway.pool import Pool
 from services.gateway.settings import GatewaySettings
+from tests.support.engines import evict_one, keys_of
 from tests.support.frontstack import until
 from tests.support.wholestack import WholeStack, start, whole_stack
 
@@ -21,8 +22,8 @@ def believed(pool: Pool) -> list[frozenset[bytes]]:
     return sorted((frozenset(entry.standing.mirror.held) for entry in entries if entry.standing), key=sorted)
 
 
-def cached(stack: WholeStack) -> list[frozenset[bytes]]:
-    return sorted((worker.core.engine.engine.memory.index.keys for worker in stack.workers.values()), key=sorted)
+async def cached(stack: WholeStack) -> list[frozenset[bytes]]:
+    return sorted([await keys_of(worker) for worker in stack.workers.values()], key=sorted)
 
 
 async def test_what_is_exactly_known_is_what_the_workers_cache(model: Path) -> None:
@@ -30,13 +31,18 @@ async def test_what_is_exactly_known_is_what_the_workers_cache(model: Path) -> N
         settings = GatewaySettings(discovery=stack.discovery, http="127.0.0.1:0")
         _, gateway = await start(stack.services, settings, build_gateway)
         pool: Pool = gateway._pool
-        index = stack.workers["prefill"].core.engine.engine.memory.index
+        prefill = stack.workers["prefill"]
         for number, prompt in enumerate(PROMPTS):
             await stack.ask(prompt, GREEDY)
             if number % 4 == 3:
-                keys = list(index.keys)
-                await stack.workers["prefill"].core.engine.call(index.evict_block)
-                assert len(index.keys) < len(keys)
-        await until(lambda: believed(pool) == cached(stack), 10.0)
+                await stack.until_idle(10.0)  # nobody holds the only blocks that could be forgotten
+                keys = await keys_of(prefill)
+                assert await evict_one(prefill)
+                assert await keys_of(prefill) < keys
+
+        async def agreed() -> bool:
+            return believed(pool) == await cached(stack)
+
+        await until(agreed, 10.0)
         assert pool.knowledge() == {Knowledge.EXACT: 3} and not pool.doubts
-        assert sum(map(len, cached(stack))) > len(PROMPTS)
+        assert sum(map(len, await cached(stack))) > len(PROMPTS)

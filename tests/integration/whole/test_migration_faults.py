@@ -12,6 +12,7 @@ import pytest
 
 from engine.sampling.params import SamplingParams
 from fabric import failpoints
+from tests.support.engines import stats_of
 from tests.support.oracle import Oracle
 from tests.support.promises import Recorder
 from tests.support.wholestack import WholeStack, whole_stack
@@ -51,14 +52,14 @@ async def test_an_answer_that_moves_equals_an_undisturbed_one(
             usage = answer.finish.usage
             assert (usage.prompt_tokens, usage.completion_tokens) == (len(PROMPT), len(expected)), spec
             assert usage.cached_tokens <= usage.prompt_tokens
-            await stack.until_idle(3.0)
+            await stack.until_idle(10.0)
     promise(10, f"engines: of {len(specs)} kinds of failure, answers as one undisturbed process", len(specs), exactly=8)
 
 
-def finished(stack: WholeStack) -> int:
+async def finished(stack: WholeStack) -> int:
     """Requests that decode workers of this process brought to their end, the warm-up included."""
     decodes = [servicer for name, servicer in stack.workers.items() if name.startswith("decode")]
-    return sum(servicer.core.engine.engine.stats().finished for servicer in decodes)
+    return sum([(await stats_of(servicer)).finished for servicer in decodes])
 
 
 @pytest.mark.promise(10)
@@ -76,14 +77,14 @@ async def test_kill_9_or_freezing_of_a_decode_process_changes_no_token(
             await stack.start_decode()
             await stack.until_decodes(2)
             assert not any(task.done() for task in asking)
-            before = finished(stack)
+            before = await finished(stack)
             await asyncio.to_thread(getattr(child, how))
             answers = await asyncio.gather(*asking)
         for answer, tokens in zip(answers, expected, strict=True):
             assert answer.tokens == tokens
             assert answer.finish is not None and answer.finish.usage.completion_tokens == len(tokens)
-        assert finished(stack) == before + len(answers), "an answer did not end on the spare"
-        await stack.until_idle(5.0)
+        assert await finished(stack) == before + len(answers), "an answer did not end on the spare"
+        await stack.until_idle(10.0)
     promise(10, f"decode process, {how}: a greedy and a seeded stream as undisturbed", len(answers), exactly=2)
 
 
@@ -99,4 +100,4 @@ async def test_where_decode_replays_windows_a_moved_answer_is_whole(tmp_path: Pa
                     answer = await stack.ask(PROMPT, sampling)
                     assert failpoints.hits("decode.token") > nth
                 assert len(answer.tokens) == sampling.max_tokens and answer.finish is not None
-        await stack.until_idle(3.0)
+        await stack.until_idle(10.0)

@@ -25,12 +25,12 @@ def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def held(stack: WholeStack) -> int:
+async def held(stack: WholeStack) -> int:
     """Everything that any worker holds for anybody, landing memory included."""
     landings = [
         servicer.desk._landings.stats() for name, servicer in stack.workers.items() if name.startswith("decode")
     ]
-    return sum(stack.held().values()) + sum(each.granted + each.quarantined + each.retired for each in landings)
+    return sum((await stack.held()).values()) + sum(each.granted + each.quarantined + each.retired for each in landings)
 
 
 async def storm(stack: WholeStack, count: int, random: Random) -> int:
@@ -62,18 +62,20 @@ async def storm(stack: WholeStack, count: int, random: Random) -> int:
 async def test_a_storm_leaves_nothing_in_the_engines(model: Path, promise: Recorder) -> None:
     async with whole_stack(model, decodes=2, transport="tcp://127.0.0.1:0", retry_burst=REQUESTS) as stack:
         await storm(stack, 20, Random(1))
-        await until(lambda: not held(stack), 2 * LEASE_S)
+        await stack.until_idle(2 * LEASE_S)
         await asyncio.sleep(0.5)  # calls of the warm-up close
         tasks, files = len(asyncio.all_tasks()), open_files()
         answered = await storm(stack, REQUESTS, Random(14))
+
+        async def is_over() -> bool:
+            return not await held(stack) and len(asyncio.all_tasks()) == tasks and open_files() <= files
+
         try:
-            await until(
-                lambda: not held(stack) and len(asyncio.all_tasks()) == tasks and open_files() <= files, 2 * LEASE_S
-            )
+            await until(is_over, 2 * LEASE_S)
         except TimeoutError:
-            print(stack.held(), sorted(task.get_name() for task in asyncio.all_tasks()))
+            print(await stack.held(), sorted(task.get_name() for task in asyncio.all_tasks()))
         what = f"engines, {REQUESTS} requests"
-        promise(14, f"{what}: blocks, slots, tickets, landings held", held(stack), exactly=0)
+        promise(14, f"{what}: blocks, slots, tickets, landings held", await held(stack), exactly=0)
         promise(14, f"{what}: tasks more than before", len(asyncio.all_tasks()) - tasks, exactly=0)
         promise(14, f"{what}: open files more than before", max(0, open_files() - files), exactly=0)
     assert answered >= 0.6 * REQUESTS

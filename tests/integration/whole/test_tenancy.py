@@ -12,7 +12,7 @@ from engine.sampling.params import SamplingParams
 from fabric import failpoints
 from fabric.retention import RetentionClass
 from services.kvstore.policy.budget import Owner
-from tests.support.tenantstack import TenantStack, tenant_stack
+from tests.support.tenantstack import tenant_stack
 
 BLOCK = 128
 SYSTEM = "".join(Random(1).choices("abcdefgh ", k=300))
@@ -41,9 +41,9 @@ async def test_a_store_finds_a_tenants_blocks_for_that_tenant_alone(model: Path,
     async with tenant_stack(model, tmp_path, ("a", "b")) as stack:
         await stack.chat("a", SECRET)
         assert len(stack.tier) > 0
-        forget(stack)
+        await stack.forget()
         assert (await stack.chat("b", SECRET)).cached_tokens == 0
-        forget(stack)
+        await stack.forget()
         assert (await stack.chat("a", SECRET)).cached_tokens > 0
 
 
@@ -141,11 +141,3 @@ async def test_usage_counts_cached_tokens_once_whatever_fails(model: Path, tmp_p
 def shape(usage: dict[str, object]) -> object:
     """Names of all fields, however deep."""
     return {name: shape(value) if isinstance(value, dict) else None for name, value in usage.items()}
-
-
-def forget(stack: TenantStack) -> None:
-    """Empties the prefix caches of both workers."""
-    for name in ("prefill", "decode"):
-        index = stack.servicers[name].core.engine.engine.memory.index
-        while index.evict_block():
-            pass

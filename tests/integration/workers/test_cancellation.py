@@ -71,7 +71,7 @@ async def test_compute_stops_at_the_next_chunk_after_the_client_left(model: Path
     async with worker_stack(model, kvstore=False, prefill={"chunk_tokens": 32}) as stack:
         await progress_until(stack, None, "chunk")
         await stack.idle()
-        assert stack.engine("prefill").stats().computed_tokens < len(TOKENS) // 2
+        assert (await stack.stats("prefill")).computed_tokens < len(TOKENS) // 2
 
 
 async def test_a_client_that_leaves_after_the_receipt_frees_both_sides(model: Path, oracle: Oracle) -> None:
@@ -93,11 +93,11 @@ async def test_a_client_that_leaves_generate_frees_both_sides(model: Path, oracl
             break
         call.cancel()
         await next_request_works(stack, oracle)
-        assert stack.engine("decode").stats().output_tokens < 400
+        assert (await stack.stats("decode")).output_tokens < 400
 
 
 async def test_a_decode_that_does_not_answer_fails_the_push_in_time(model: Path, oracle: Oracle) -> None:
-    async with worker_stack(model, prefill={"push_timeout_s": 0.2}) as stack:
+    async with worker_stack(model, prefill={"push_timeout_s": 1.5}) as stack:
         link = stack.running["decode"].servicer.core.link
         ticket = await stack.reserve("left", TOKENS, len(TOKENS) + 6)
         link.freeze()
@@ -109,7 +109,7 @@ async def test_a_decode_that_does_not_answer_fails_the_push_in_time(model: Path,
 
 
 async def test_a_landing_in_doubt_is_kept_apart_until_its_writer_says_it_is_done(model: Path) -> None:
-    async with worker_stack(model, kvstore=False, prefill={"push_timeout_s": 0.2}) as stack:
+    async with worker_stack(model, kvstore=False, prefill={"push_timeout_s": 1.5}) as stack:
         link = stack.running["decode"].servicer.core.link
         ticket = await stack.reserve("left", TOKENS, len(TOKENS) + 6)
         link.freeze()
@@ -117,8 +117,7 @@ async def test_a_landing_in_doubt_is_kept_apart_until_its_writer_says_it_is_done
             await stack.prefilled("left", TOKENS, GREEDY, ticket)
         await stack.release(ticket, UNKNOWN)
         assert stack.desk.quarantined == 1 and stack.desk._landings.stats().quarantined > 0
-        engine = stack.running["decode"].servicer.core.engine
-        assert (await engine.call(engine.engine.stats)).blocks_held == 0
+        assert (await stack.stats("decode")).blocks_held == 0
         await stack.release(ticket, FINISHED)
         await stack.idle()
 
@@ -151,7 +150,7 @@ async def progress_to_end(stack: Stack, request_id: str) -> None:
 
 async def test_bad_requests_are_refused_before_any_work(model: Path) -> None:
     async with worker_stack(model, kvstore=False) as stack:
-        before = stack.engine("prefill").stats().computed_tokens
+        before = (await stack.stats("prefill")).computed_tokens
         for tokens, sampling in (
             ([], GREEDY),
             ([9999], GREEDY),
@@ -163,4 +162,4 @@ async def test_bad_requests_are_refused_before_any_work(model: Path) -> None:
                     pass
             assert caught.value.field and caught.value.fix
         await stack.idle()
-        assert stack.engine("prefill").stats().computed_tokens == before
+        assert (await stack.stats("prefill")).computed_tokens == before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from engine.sampling.params import SamplingParams
 from fabric.errors import DeadlineExceeded, Exhausted, ServiceError
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import decode_pb2
+from tests.support.frontstack import until
 from tests.support.oracle import Oracle
 from tests.support.remote import RemotePrefill, decode_alone, decode_process, prefill_process, use
 from tests.support.stack import Stack, worker_stack
@@ -23,12 +23,6 @@ TOKENS = [3 + index % 500 for index in range(1200)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 FREEZES = ("--failpoints", "prefill.chunk=freeze@4")
 UNKNOWN = decode_pb2.WRITER_STATE_UNKNOWN
-
-
-async def until(condition: Callable[[], bool], within_s: float) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110  memory of another thread and process: nothing tells of its change
-            await asyncio.sleep(0.02)
 
 
 def doubted(stack: Stack) -> int:
@@ -89,7 +83,11 @@ async def test_a_frozen_prefill_that_was_given_up_changes_nothing_when_it_wakes(
         await freeze_in_mid_handoff(stack, first)
         use(stack, second)
         running = asyncio.ensure_future(stack.ask(prompt, long))
-        await until(lambda: stack.engine("decode").stats().output_tokens > 5, within_s=30.0)
+
+        async def decodes() -> bool:
+            return (await stack.stats("decode")).output_tokens > 5
+
+        await until(decodes, within_s=30.0)
         first.process.thaw()  # writes on into what is not its own any more, and then says that it is done
         assert (await running).tokens == oracle.answer(prompt, long)
         await until(lambda: not doubted(stack), within_s=30.0)
@@ -124,7 +122,7 @@ async def test_a_push_that_ran_out_of_time_leaves_no_memory_in_doubt_once_decode
     tmp_path: Path, model: Path, oracle: Oracle
 ) -> None:
     # NIXL's lane: what writes into mapped memory does not wait for its owner.
-    async with decode_process(tmp_path / "decode.log", model, "ucx://?mapped=off", push_timeout_s=0.3) as decode:
+    async with decode_process(tmp_path / "decode.log", model, "ucx://?mapped=off", push_timeout_s=1.5) as decode:
         stack = decode.stack
         ticket = await stack.reserve("first", TOKENS, len(TOKENS) + 6)
         decode.process.freeze()

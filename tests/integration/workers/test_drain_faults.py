@@ -78,9 +78,9 @@ async def test_a_draining_prefill_ends_its_pushes(model: Path, oracle: Oracle) -
         await stack.idle()
 
 
-def at_decode(stack: Stack) -> dict[str, int]:
+async def at_decode(stack: Stack) -> dict[str, int]:
     """What decode holds: prefill gives its own part back some time after its receipt."""
-    return {name: count for name, count in stack.left().items() if not name.startswith("prefill")}
+    return {name: count for name, count in (await stack.left()).items() if not name.startswith("prefill")}
 
 
 async def test_calls_that_mean_another_incarnation_change_nothing(model: Path) -> None:
@@ -89,9 +89,9 @@ async def test_calls_that_mean_another_incarnation_change_nothing(model: Path) -
         ticket = await stack.reserve("r", prompt, 200)
         await stack.prefilled("r", prompt, LONG, ticket)
         async with asyncio.timeout(10.0):  # decode has verified everything: its landing is free, its blocks are full
-            while "landings" in stack.left():  # noqa: ASYNC110  it tells nobody but its own Generate
+            while "landings" in await stack.left():  # noqa: ASYNC110  it tells nobody but its own Generate
                 await asyncio.sleep(0.005)
-        held, pool = at_decode(stack), stack.engine("decode").pool
+        held, pool = await at_decode(stack), stack.engine("decode").pool
         before = pool.blocks.clone()
         release = decode_pb2.ReleaseRequest(ticket_id=ticket.id, epoch=ticket.epoch - 1)
         with pytest.raises(StaleTicket):
@@ -101,6 +101,6 @@ async def test_calls_that_mean_another_incarnation_change_nothing(model: Path) -
         )
         with pytest.raises(StaleTicket):
             await call(stack.decode.Reserve, request)
-        assert at_decode(stack) == held and bool((pool.blocks == before).all())
+        assert await at_decode(stack) == held and bool((pool.blocks == before).all())
         assert await stack.release(ticket, decode_pb2.WRITER_STATE_FINISHED)
         await stack.idle()

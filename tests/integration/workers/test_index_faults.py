@@ -66,7 +66,7 @@ async def test_a_redis_that_is_killed_and_starts_empty_is_told_what_is_held_by_t
             redis.kill()
             asked = time.monotonic()
             assert await held.known() == 0
-            assert time.monotonic() - asked < 2.0
+            assert time.monotonic() - asked < 10.0
             for key in KEYS[1000:]:
                 del held.holds[key]
             held.announcer.changed(KEYS[1000:])

@@ -11,11 +11,12 @@ import pytest
 from engine.sampling.params import SamplingParams
 from fabric import failpoints
 from fabric.errors import StaleTicket
+from tests.support.engines import runner_of
 from tests.support.frontstack import until
 from tests.support.oracle import Oracle
 from tests.support.stack import Stack, worker_stack
 
-LEASE_S, WAIT_S = 0.6, 1.8
+LEASE_S, WAIT_S = 1.5, 4.5
 PROMPT = [3 + 7 * index % 500 for index in range(300)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
@@ -38,7 +39,7 @@ async def test_a_prefill_that_waits_three_leases_long_keeps_its_ticket(
 async def test_a_prompt_that_an_engine_takes_three_leases_late_keeps_its_ticket(model: Path, oracle: Oracle) -> None:
     """The engine's thread is in a long step of others, and nothing new gets in before its end."""
     async with worker_stack(model, decode={"lease_s": LEASE_S}) as stack:
-        runner = stack.running["prefill"].servicer.core.engine
+        runner = runner_of(stack.servicer("prefill"))
         step = asyncio.create_task(runner.call(time.sleep, WAIT_S))
         assert await answered(stack, "queued") == oracle.answer(PROMPT, GREEDY)
         await step
@@ -49,6 +50,6 @@ async def test_a_ticket_that_no_prefill_has_ends_with_its_lease(model: Path) -> 
     """Nobody can extend it: the gateway attaches a ticket in the moment it has it, or releases it."""
     async with worker_stack(model, decode={"lease_s": LEASE_S}) as stack:
         ticket = await stack.reserve("late", PROMPT, len(PROMPT) + GREEDY.max_tokens)
-        await until(lambda: not stack.desk.open, 3 * LEASE_S)
+        await until(lambda: not stack.desk.open, LEASE_S + 10.0)
         with pytest.raises(StaleTicket):
             stack.desk._book.claim(ticket.id, "late", ticket.epoch)

@@ -32,7 +32,7 @@ async def test_steps_are_exported_with_their_time_and_their_tokens(model: Path) 
 
 
 async def test_landings_in_doubt_are_counted_in_blocks(model: Path) -> None:
-    async with worker_stack(model, kvstore=False, prefill={"push_timeout_s": 0.2}) as stack:
+    async with worker_stack(model, kvstore=False, prefill={"push_timeout_s": 1.5}) as stack:
         assert metric(stack, "decode_kv_blocks_quarantined") == metric(stack, "prefill_kv_blocks_quarantined") == 0
         link = stack.running["decode"].servicer.core.link
         ticket = await stack.reserve("left", TOKENS, len(TOKENS) + 4)

@@ -90,7 +90,7 @@ async def test_hits_need_no_anchor_in_the_own_cache_and_from_the_store(replaying
         hit = await stack.ask(LONG, SAMPLED)
         assert hit.done is not None and hit.done.usage.cached_tokens == 640
         await stack.idle()
-        assert stack.engine("prefill").stats().anchors == 0
+        assert (await stack.stats("prefill")).anchors == 0
         await stack.restart("prefill")
         again = await stack.ask(LONG, SAMPLED)
         assert again.done is not None and again.done.usage.cached_tokens == 640

@@ -92,7 +92,7 @@ async def test_a_ticket_of_an_earlier_incarnation_is_stale(model: Path) -> None:
 
 
 async def test_an_unused_ticket_expires_and_frees_everything(model: Path) -> None:
-    async with worker_stack(model, kvstore=False, decode={"lease_s": 0.3}) as stack:
+    async with worker_stack(model, kvstore=False, decode={"lease_s": 1.5}) as stack:
         ticket, receipt = await handoff(stack)
         await stack.idle()
         with pytest.raises(StaleTicket, match="expired"):

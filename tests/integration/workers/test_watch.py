@@ -12,6 +12,7 @@ from engine.prefix import PrefixIdentity, block_keys
 from engine.sampling.params import SamplingParams
 from protos.deepinfer.v1 import decode_pb2, prefill_pb2
 from services.worker import status as worker_status
+from tests.support import engines
 from tests.support.stack import Stack, worker_stack
 
 TOKENS = [3 + index % 400 for index in range(300)]
@@ -81,13 +82,13 @@ async def test_a_look_that_nobody_waited_for_leads_to_the_whole_set(model: Path)
     async with worker_stack(model, kvstore=False) as stack:
         board = stack.running["prefill"].servicer.worker.board
         await stack.ask(TOKENS, GREEDY)
-        runner = stack.running["prefill"].servicer.core.engine
+        runner = engines.runner_of(stack.servicer("prefill"))
         await runner.call(runner.engine.memory.index.journal.take)
         await stack.ask([*TOKENS, *TOKENS], GREEDY)
         await board.observe()
         watch = stack.prefill.Watch(prefill_pb2.PrefillServiceWatchRequest(), timeout=30)
         held = set((await watch.read()).status.keys_added)
-        assert held == set(stack.engine("prefill").memory.index.keys) > keys_of(stack)
+        assert held == await engines.keys_of(stack.servicer("prefill")) > keys_of(stack)
         watch.cancel()
 
 

@@ -75,12 +75,12 @@ async def test_hits_of_the_own_cache_and_of_the_store_answer_as_their_policy_say
         for whence in ("own cache", "kvstore"):
             if whence == "kvstore":
                 await stack.restart("prefill")
-            computed = stack.engine("prefill").stats().computed_tokens
+            computed = (await stack.stats("prefill")).computed_tokens
             hit = await stack.ask(TOKENS, GREEDY)
             assert hit.done is not None and hit.done.usage.cached_tokens == HIT, whence
             assert hit.tokens == expected, whence
             recomputed = stack.engine("prefill").model.layout.replay.tokens
-            assert stack.engine("prefill").stats().computed_tokens - computed == len(TOKENS) - HIT + recomputed
+            assert (await stack.stats("prefill")).computed_tokens - computed == len(TOKENS) - HIT + recomputed
             await stack.idle()
         assert {name: stored(stack)[name] for name in records} == records, "what was stored is never written again"
         metrics = stack.running["kvstore"].servicer.store._metrics._metrics.registry

@@ -107,8 +107,8 @@ async def test_a_missing_deadline_gets_the_default_and_an_absurd_one_the_cap(run
 
 
 async def test_a_call_from_a_call_gets_a_shorter_deadline(running):
-    deadline.enter(4.0)
-    assert 3.0 < float(await running.unary("remaining", timeout_s=None)) < 4.0
+    deadline.enter(60.0)
+    assert 40.0 < float(await running.unary("remaining", timeout_s=None)) < 60.0
 
 
 async def test_the_default_deadline_is_enforced_where_the_caller_set_none(running, monkeypatch):
@@ -125,11 +125,11 @@ async def test_a_deadline_ends_the_handler(running):
     await _until(lambda: running.servicer.active == 0)
 
 
-async def test_leaving_a_stream_early_ends_its_handler_within_200_ms(running):
-    async with aclosing(running.stream("1000,0.01")) as replies:
+async def test_leaving_a_stream_early_ends_its_handler_long_before_its_end(running):
+    async with aclosing(running.stream("100000,0.01")) as replies:
         await anext(replies)
         assert running.servicer.active == 1
-    await _until(lambda: running.servicer.active == 0, within_s=0.2)
+    await _until(lambda: running.servicer.active == 0)
 
 
 async def test_a_stream_arrives_whole_and_in_order(running):
@@ -183,14 +183,14 @@ async def test_it_registers_where_it_listens_and_leaves_first_when_drained(runni
     async with aclosing(found.members("echo")) as snapshots:
         (member,) = await anext(snapshots)
         assert member.address == running.ready.address
-        work = asyncio.create_task(running.unary("sleep 0.6"))
+        work = asyncio.create_task(running.unary("sleep 1.5"))
         watching = asyncio.create_task(anext(running.channels.stub(EchoStub, member.address).Watch(b"").__aiter__()))
         await _until(lambda: running.servicer.active == 1)
         draining = asyncio.create_task(running.chassis.drain())
         assert await anext(snapshots) == ()
         assert await running.health() == health_pb2.HealthCheckResponse.NOT_SERVING
-        assert await work == "sleep 0.6"
-        async with asyncio.timeout(3.0):
+        assert await work == "sleep 1.5"
+        async with asyncio.timeout(20.0):
             await draining
         await asyncio.wait([watching])
     with pytest.raises(Unavailable):
@@ -214,7 +214,7 @@ async def test_a_drain_gives_up_after_its_grace():
     async with started(drain_s=0.3) as running:
         work = asyncio.create_task(running.unary("sleep 30"))
         await _until(lambda: running.servicer.active == 1)
-        async with asyncio.timeout(3.0):
+        async with asyncio.timeout(20.0):
             await running.chassis.drain()
         with pytest.raises((Unavailable, Cancelled)):
             await work
@@ -304,7 +304,7 @@ async def _nothing_left(chassis: Chassis[EchoSettings]) -> None:
         assert await anext(snapshots) == ()
 
 
-async def _until(done: Any, within_s: float = 3.0) -> None:
+async def _until(done: Any, within_s: float = 20.0) -> None:
     async with asyncio.timeout(within_s):
         while not done():  # noqa: ASYNC110  # a counter of the code under test
             await asyncio.sleep(0.005)

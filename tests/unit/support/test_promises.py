@@ -101,6 +101,24 @@ def test_without_the_option_nothing_is_printed_or_written(pytester: pytest.Pytes
     assert [path.suffix for path in Path(pytester.path).glob("*.md")] == []
 
 
+@pytest.mark.parametrize(("option", "passed"), [((), 1), (("--promises", "out.md"), 0)])
+def test_a_busy_machine_may_be_late_where_nobody_reads_the_figures(
+    pytester: pytest.Pytester, option: tuple[str, ...], passed: int
+) -> None:
+    pytester.makepyfile(
+        "import pytest\n"
+        "@pytest.mark.promise(13)\n"
+        "@pytest.mark.parametrize('took_s', [4.9, 6.1])\n"
+        "def test_it(promise, took_s):\n"
+        "    promise(13, 'idle after', took_s, at_most=1.0, unit='s')\n"
+        "@pytest.mark.promise(13)\n"
+        "def test_count(promise):\n"
+        "    promise(13, 'steps', 2, at_most=1)\n"
+    )
+    result = pytester.runpytest("-p", "tests.support.promises", *option)
+    result.assert_outcomes(passed=passed, failed=3 - passed)
+
+
 def test_promise_implies_chaos(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         "import pytest\n@pytest.mark.promise(2)\ndef test_it():\n    pass\ndef test_other():\n    pass\n"

@@ -272,7 +272,7 @@ async def test_the_recipe_works_on_the_first_token_while_decode_verifies_and_not
     verified = stage.generated()
     stage.generated = list  # type: ignore[method-assign]  # decode verifies for ever
     running = asyncio.ensure_future(run(stage))
-    await until(lambda: "parse.tokens" in stage.log, 1.0)
+    await until(lambda: "parse.tokens" in stage.log, 20.0)
     assert not running.done()
     for reply in verified:
         stage.generates[0].ready.put_nowait(reply)
@@ -350,7 +350,7 @@ async def test_a_decode_that_is_lost_while_prefill_works_is_not_waited_for(stage
     """Prefill itself would push to it until its own time limit."""
     stage.slow = True
     running = asyncio.ensure_future(run(stage))
-    await until(lambda: bool(stage.generates and stage.generates[0].sent), 1.0)
+    await until(lambda: bool(stage.generates and stage.generates[0].sent), 20.0)
     stage.slow = False
     stage.generates[0].ready.put_nowait(Unavailable("frozen"))
     updates, failure = await running
@@ -553,7 +553,7 @@ async def left_while_prefill_runs(stage: Stage) -> None:
             pass
 
     task = asyncio.create_task(answer())
-    await until(lambda: bool(stage.prefills) and len(stage.prefills[0].sent) == 2, 1.0)
+    await until(lambda: bool(stage.prefills) and len(stage.prefills[0].sent) == 2, 20.0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -585,7 +585,7 @@ async def test_a_reservation_still_under_way_is_released_when_it_arrives(stage: 
             pass
 
     task = asyncio.create_task(answer())
-    await until(lambda: "reserve" in stage.log and "prefill.start" in stage.log, 1.0)
+    await until(lambda: "reserve" in stage.log and "prefill.start" in stage.log, 20.0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -58,7 +58,7 @@ class Followed:
 @pytest.fixture
 async def followed() -> AsyncIterator[Followed]:
     running = Followed()
-    await until(lambda: running.usable, 2.0)
+    await until(lambda: running.usable, 20.0)
     yield running
     running.task.cancel()
     await asyncio.gather(running.task, return_exceptions=True)
@@ -67,7 +67,7 @@ async def followed() -> AsyncIterator[Followed]:
 async def test_a_worker_that_has_nothing_to_report_is_asked_and_stays(followed: Followed) -> None:
     asked = followed.side.asked
     followed.now = 5.0
-    await until(lambda: followed.side.asked > asked, 2.0)
+    await until(lambda: followed.side.asked > asked, 20.0)
     followed.now = 10.0
     assert followed.usable
 
@@ -76,12 +76,12 @@ async def test_a_busy_worker_that_answers_late_stays_until_it_is_silent_too_long
     followed.side.failure = DeadlineExceeded("busy")
     asked = followed.side.asked
     followed.now = 4.0
-    await until(lambda: followed.side.asked > asked, 2.0)
+    await until(lambda: followed.side.asked > asked, 20.0)
     assert followed.usable
     followed.now = 6.5
     assert not followed.usable
     followed.side.failure = None
-    await until(lambda: followed.usable, 2.0)
+    await until(lambda: followed.usable, 20.0)
 
 
 @pytest.mark.parametrize("by", ["watch", "probe"])
@@ -92,15 +92,15 @@ async def test_a_lost_connection_ends_its_use_at_once_and_recovery_restores_it(f
     else:
         followed.side.failure = Unavailable("gone")
         followed.now = 1.0
-    await until(lambda: not followed.usable, 2.0)
+    await until(lambda: not followed.usable, 20.0)
     followed.side.failure = None
-    await until(lambda: followed.usable, 2.0)
+    await until(lambda: followed.usable, 20.0)
 
 
 async def test_a_worker_that_restarted_in_place_is_a_new_one(followed: Followed) -> None:
     followed.side.epoch = 2
     followed.side.statuses.put_nowait(Unavailable("restarting"))
-    await until(lambda: len(followed.published) == 2, 2.0)
+    await until(lambda: len(followed.published) == 2, 20.0)
     assert followed.published[-1].limits.epoch == 2
 
 
@@ -108,16 +108,16 @@ async def test_a_stream_that_left_something_out_is_followed_anew(followed: Follo
     watched, statuses = followed.side.watched, followed.side.statuses
     statuses.put_nowait(common_pb2.WorkerStatus(epoch=1, keys_reset=True, keys_version=3))
     statuses.put_nowait(common_pb2.WorkerStatus(epoch=1, keys_base=4, keys_version=5))
-    await until(lambda: bool(followed.doubts), 2.0)
+    await until(lambda: bool(followed.doubts), 20.0)
     followed.now += 2.0
     statuses.put_nowait(common_pb2.WorkerStatus(epoch=1, keys_base=5, keys_version=5))
-    await until(lambda: followed.side.watched > watched, 2.0)
+    await until(lambda: followed.side.watched > watched, 20.0)
     assert followed.usable
     statuses.put_nowait(common_pb2.WorkerStatus(epoch=1, keys_reset=True, keys_version=5))
-    await until(lambda: followed.published[-1].view(6.0).knowledge is Knowledge.EXACT, 2.0)
+    await until(lambda: followed.published[-1].view(6.0).knowledge is Knowledge.EXACT, 20.0)
     assert followed.doubts == [Doubt.GAP] and len(followed.published) == 1
 
 
 async def test_reports_are_taken_as_they_come(followed: Followed) -> None:
     followed.side.statuses.put_nowait(common_pb2.WorkerStatus(sequence=1, queued_tokens=77))
-    await until(lambda: followed.published[-1].view().queued_tokens == 77, 2.0)
+    await until(lambda: followed.published[-1].view().queued_tokens == 77, 20.0)

@@ -55,7 +55,7 @@ async def tap(source: Source) -> Tap:
 async def test_what_came_together_is_one_batch(source: Source, tap: Tap) -> None:
     source.put(0, 5)
     source.put(1, 6, 7)
-    await until(lambda: source.read == 2, 1.0)
+    await until(lambda: source.read == 2, 20.0)
     batch = await tap.take()
     assert (batch.first_index, list(batch.token_ids), batch.finish) == (0, [5, 6, 7], None)
     source.put(3, 8, finish=4)
@@ -66,7 +66,7 @@ async def test_what_came_together_is_one_batch(source: Source, tap: Tap) -> None
 async def test_a_part_of_what_came_leaves_the_rest_and_its_end_for_later(source: Source, tap: Tap) -> None:
     source.put(0, 5, 6)
     source.put(2, 7, finish=3)
-    await until(lambda: source.read == 2, 1.0)
+    await until(lambda: source.read == 2, 20.0)
     first, rest = await tap.take(most=1), await tap.take()
     assert (first.first_index, list(first.token_ids), first.finish) == (0, [5], None)
     assert (rest.first_index, list(rest.token_ids)) == (1, [6, 7]) and rest.finish
@@ -84,17 +84,17 @@ async def test_gathering_ends_with_the_last_token(source: Source, tap: Tap) -> N
 async def test_a_slow_reader_stops_the_stream(source: Source, tap: Tap) -> None:
     for index in range(MAX_BUFFERED_TOKENS + 50):
         source.put(index, 1)
-    await until(lambda: source.read == MAX_BUFFERED_TOKENS, 2.0)
+    await until(lambda: source.read == MAX_BUFFERED_TOKENS, 20.0)
     await asyncio.sleep(0)
     assert source.read == MAX_BUFFERED_TOKENS
     assert len((await tap.take()).token_ids) == MAX_BUFFERED_TOKENS
-    await until(lambda: source.read == MAX_BUFFERED_TOKENS + 50, 1.0)
+    await until(lambda: source.read == MAX_BUFFERED_TOKENS + 50, 20.0)
 
 
 async def test_tokens_before_a_failure_are_not_lost(source: Source, tap: Tap) -> None:
     source.put(0, 5)
     source.items.put_nowait(Unavailable("gone"))
-    await until(lambda: source.items.empty(), 1.0)
+    await until(lambda: source.items.empty(), 20.0)
     assert list((await tap.take()).token_ids) == [5]
     with pytest.raises(Unavailable, match="gone"):
         await tap.take()

@@ -42,6 +42,6 @@ async def test_a_place_is_free_again_after_every_end() -> None:
     release.set()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await until(lambda: not crew.pending, 1.0)
+    await until(lambda: not crew.pending, 20.0)
     assert crew.done == 3
     crew.close()
