@@ -8,12 +8,16 @@ ALIGNMENT = 64  # bytes: one cache line, so that no two records share one
 
 
 class SlabAllocator:
-    """Best-fit allocator over `[0, capacity)`; neighbouring free ranges are joined when a range is given back."""
+    """Best-fit allocator over `[0, capacity)`; neighbouring free ranges are joined when a range is given back.
 
-    def __init__(self, capacity_bytes: int) -> None:
-        if capacity_bytes < ALIGNMENT:
-            raise ValueError(f"a slab needs at least {ALIGNMENT} bytes, got {capacity_bytes}")
-        self.capacity = capacity_bytes // ALIGNMENT * ALIGNMENT
+    Ranges start at multiples of `alignment` and have as many bytes.
+    """
+
+    def __init__(self, capacity_bytes: int, alignment: int = ALIGNMENT) -> None:
+        if capacity_bytes < alignment:
+            raise ValueError(f"a slab needs at least {alignment} bytes, got {capacity_bytes}")
+        self._alignment = alignment
+        self.capacity = capacity_bytes // alignment * alignment
         self._taken: dict[int, int] = {}  # offset -> size
         self._free_at: dict[int, int] = {0: self.capacity}  # start -> size
         self._free_end: dict[int, int] = {self.capacity: 0}  # end -> start
@@ -25,9 +29,13 @@ class SlabAllocator:
         """Bytes taken, rounding included."""
         return self._used
 
+    def rounded(self, size_bytes: int) -> int:
+        """Bytes of the range that `take` finds for so many."""
+        return -(-size_bytes // self._alignment) * self._alignment
+
     def take(self, size_bytes: int) -> int | None:
         """Offset of a range of at least `size_bytes`, or None where no free range is large enough."""
-        size = -(-size_bytes // ALIGNMENT) * ALIGNMENT
+        size = self.rounded(size_bytes)
         at = bisect_left(self._by_size, (size, 0))
         if size_bytes < 1 or at == len(self._by_size):
             return None

@@ -29,7 +29,9 @@ from services.kvstore.announcer import Announcer, Pace
 from services.kvstore.fill import Filling
 from services.kvstore.hints import Hints
 from services.kvstore.index import open_index
+from services.kvstore.memory import ALIGNMENT
 from services.kvstore.nvme.files import SegmentFiles
+from services.kvstore.nvme.format import PAGE
 from services.kvstore.nvme.tier import NvmeTier
 from services.kvstore.policy.budget import Budgets
 from services.kvstore.policy.retention import Retention, WarmWindow
@@ -39,6 +41,7 @@ from services.kvstore.store import Store, StoreLimits
 from services.kvstore.telemetry import StoreMetrics
 from services.kvstore.tier import DramTier
 from services.kvstore.tiers import Tiers
+from services.kvstore.touching import touch
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -130,6 +133,7 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
             await stack.enter_async_context(background(nvme.run(), "nvme"))
             stack.push_async_callback(nvme.finish, _FINISH_S)
         await stack.enter_async_context(background(store.tiers.run(), "idle"))
+        await stack.enter_async_context(background(touch(tiers.dram.memory), "touching"))
         await stack.enter_async_context(background(store.follow(), "notices"))
         admin = KvStoreAdminServicer(About(identity, settings.transport, metrics, time.monotonic()), store)
         yield Service(
@@ -169,7 +173,9 @@ def _open_tiers(settings: KvStoreSettings, nvme: NvmeTier | None) -> Tiers:
     warm = WarmWindow(settings.warm_h * 3600) if nvme is not None else None
     memory = settings.memory_mb * _MIB
     budgets = Budgets(round(settings.owner_budget_share * memory), round(settings.budget_share * memory))
-    dram = DramTier(memory, time.monotonic, warm, budgets, Retention(settings.anchor_retention))
+    alignment = PAGE if nvme is not None and settings.nvme_direct else ALIGNMENT
+    retention = Retention(settings.anchor_retention)
+    dram = DramTier(memory, time.monotonic, warm, budgets, retention, alignment)
     return Tiers(dram, nvme, time.time)
 
 

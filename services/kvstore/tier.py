@@ -13,13 +13,18 @@ import numpy.typing as npt
 from fabric.kvlink.verify import digest
 from fabric.records import Extent
 from services.kvstore.eviction import EvictionOrder, Standing
-from services.kvstore.memory import SlabAllocator
+from services.kvstore.memory import ALIGNMENT, SlabAllocator
 from services.kvstore.policy.budget import Budgets, Owner
 from services.kvstore.policy.retention import BY_CLASS, Retention, WarmWindow
 from services.kvstore.policy.traits import ALONE, Arrival
 from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind, sample
 
 Bytes = npt.NDArray[np.uint8]
+
+
+def zeros(nbytes: int) -> Bytes:
+    """Memory of this process alone."""
+    return np.zeros(nbytes, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +45,17 @@ class DramTier:
         warm: WarmWindow | None = None,
         budgets: Budgets | None = None,
         retention: Retention = BY_CLASS,
+        alignment: int = ALIGNMENT,
+        allocate: Callable[[int], Bytes] = zeros,
     ) -> None:
-        """warm: how long what also `lies_below` stays unused; None where nothing is below: then as its class says.
+        """allocate: gives memory of so many bytes; alignment: of records in it.
+
+        warm: how long what also `lies_below` stays unused; None where nothing is below: then as its class says.
 
         budgets: of what may be promised; by default half of the memory, to one owner as to all.
         """
-        self._slab = SlabAllocator(capacity_bytes)
-        self.memory: Bytes = np.zeros(self._slab.capacity, dtype=np.uint8)
+        self._slab = SlabAllocator(capacity_bytes, alignment)
+        self.memory = allocate(self._slab.capacity)
         self._clock, self._warm, self._retention = clock, warm, retention
         self._records: dict[RecordId, Record] = {}
         self._budgets = budgets or Budgets(self.capacity // 2, self.capacity // 2)
@@ -146,6 +155,10 @@ class DramTier:
                 return None
             self.drop(self._records[coldest])
         return offset
+
+    def room(self, offset: int, size_bytes: int) -> Bytes:
+        """What `take` took for so many bytes, up to the next record's alignment."""
+        return self.memory[offset : offset + self._slab.rounded(size_bytes)]
 
     def give(self, offset: int) -> None:
         """Gives back room that was taken and not admitted."""

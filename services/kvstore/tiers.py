@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from services.kvstore.nvme.format import Stored
+from services.kvstore.nvme.jobs import Wanted
 from services.kvstore.nvme.tier import NvmeTier
 from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind
 from services.kvstore.tier import DramTier, Held
@@ -60,7 +61,7 @@ class Tiers:
         with self.dram.pinned(here):
             offsets = self._room([size for _, _, size in missing])
             wanted = [
-                (record, self.dram.memory[offset : offset + size])
+                Wanted(record, size, self.dram.room(offset, size))
                 for (record, _, size), offset in zip(missing, offsets, strict=False)
             ]
             try:

@@ -21,6 +21,7 @@ from fabric.errors import StartError
 from fabric.lifecycle import background
 from services.kvstore.nvme import tier as nvme_tier
 from services.kvstore.nvme.files import SegmentFiles
+from services.kvstore.nvme.jobs import Wanted
 from services.kvstore.nvme.tier import NvmeTier
 from tests.support.segment_writer import SEGMENT_BYTES, payload, record
 
@@ -52,7 +53,7 @@ async def sound(tier: NvmeTier, numbers: range) -> tuple[int, int]:
     for number in numbers:
         expected = payload(number)
         target = np.zeros(len(expected), np.uint8)
-        (found,) = await tier.fetch([(record(number)[0].id, target)])
+        (found,) = await tier.fetch([Wanted(record(number)[0].id, len(target), target)])
         if found is not None:
             right, wrong = right + bool((target == expected).all()), wrong + bool((target != expected).any())
     return right, wrong

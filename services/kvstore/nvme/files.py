@@ -130,7 +130,8 @@ class SegmentFiles:
             number, end = self._create(), 0
             self._writing[stream] = number, end
         head = pack_head(stored, number)
-        nbytes = padded(len(head) + payload.nbytes)
+        head = head.ljust(padded(len(head)), b"\0")
+        nbytes = len(head) + padded(payload.nbytes)
         filler = bytes(nbytes - len(head) - payload.nbytes)
         self._unsynced.add(number)
         try:
@@ -166,25 +167,35 @@ class SegmentFiles:
             return None
         return head, raw[head.payload_at : head.payload_at + head.stored.size]
 
-    def read_into(self, place: Place, target: Bytes) -> Head | None:
-        """A record's head, and its payload where it belongs (uint8 [size]), unchecked: without a copy in between where
-        the page cache has it. None where the head is damaged, cut short, or of a record of another size.
+    def read_into(self, place: Place, size: int, room: Bytes) -> Head | None:
+        """A record's head, and its payload of `size` bytes at the start of `room` (uint8), unchecked. None where the
+        head is damaged, cut short, or of a record of another size.
+
+        One read and no copy: past the page cache that takes whole pages of `room`, at the address of one.
 
         Raises:
             OSError: the device cannot read it. KeyError: the segment was removed.
         """
-        if self._direct:
-            read = self.read(place)
-            if read is None or read[0].stored.size != len(target):
-                return None
-            np.copyto(target, read[1])
-            return read[0]
-        head = self._head(place.segment, place.offset)
-        if head is None or head.stored.size != len(target):
-            return None
+        whole_pages = not (room.ctypes.data % PAGE or len(room) % PAGE or len(room) < size)
+        target = room[: padded(size)] if whole_pages else room[:size]
+        before = place.nbytes - padded(size)
+        if before < PAGE or (self._direct and not whole_pages):
+            return self._copied_into(place, room[:size])
+        packed = self._buffer(before)
         with self._reading(place.segment) as segment:
-            whole = _fill(segment.reader, target, place.offset + head.payload_at) == len(target)
-        return head if whole else None
+            count = os.preadv(segment.reader, [packed.data, target.data], place.offset)
+        head = parse_head(packed.tobytes(), place.segment)
+        if head is not None and (head.payload_at, head.stored.size) == (before, size) and count >= before + size:
+            return head
+        return self._copied_into(place, room[:size])
+
+    def _copied_into(self, place: Place, target: Bytes) -> Head | None:
+        """The same of a record of the first version, for memory of any address, and after a read that was cut short."""
+        read = self.read(place)
+        if read is None or read[0].stored.size != len(target):
+            return None
+        np.copyto(target, read[1])
+        return read[0]
 
     def head(self, place: Place) -> Head | None:
         """A record's head alone; None where it is damaged.

@@ -2,10 +2,12 @@
 
     prelude: magic, header bytes, payload bytes, number of the segment, digest of all that and of the header
     header:  name, parent, identity, tokens, extents with their digests, when it was stored
+    zeros up to a whole page: what is read past the page cache goes straight to where it belongs
     payload: the record as it lies in DRAM
     zeros up to a whole page
 
-A record that was erased is one page that says so and zeros; a scan steps over them.
+Records of the first version, whose payload follows the header at once, are read as well and no longer written. A record
+that was erased is one page that says so and zeros; a scan steps over them.
 
 The head names its segment: what a former file left on the same pages of a disk is no record of this one. The payload is
 checked extent by extent where it is copied to.
@@ -29,7 +31,7 @@ from services.kvstore.records import Identity, Record, RecordId, RecordKind, par
 PAGE = 4096  # unit of files: what a device writes whole, and what unbuffered reads are aligned to
 MAX_HEADER_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 1 << 30
-_MAGIC = b"DIKVREC1"
+_MAGIC, _FIRST_MAGIC = b"DIKVREC2", b"DIKVREC1"
 _ERASED_MAGIC = b"DIKVGONE"
 _PRELUDE = struct.Struct("<8sIQQ")
 _ERASED = struct.Struct("<8sQQ")
@@ -89,7 +91,7 @@ class Head:
 
 
 def pack_head(stored: Stored, segment: int) -> bytes:
-    """Prelude and header; the payload follows at once."""
+    """Prelude and header; the payload starts on the next page."""
     header = pb.SegmentHeader(
         kind=_KINDS[stored.id.kind],
         key=stored.id.key,
@@ -132,7 +134,9 @@ def head_bytes(prelude: bytes, segment: int) -> int | None:
     if len(prelude) < PRELUDE_BYTES:
         return None
     magic, header, payload, number = _PRELUDE.unpack_from(prelude)
-    if magic != _MAGIC or number != segment or header > MAX_HEADER_BYTES or not 0 < payload <= MAX_PAYLOAD_BYTES:
+    if magic not in (_MAGIC, _FIRST_MAGIC) or number != segment:
+        return None
+    if header > MAX_HEADER_BYTES or not 0 < payload <= MAX_PAYLOAD_BYTES:
         return None
     return PRELUDE_BYTES + int(header)
 
@@ -146,9 +150,10 @@ def parse_head(packed: bytes, segment: int) -> Head | None:
     (seal,) = _SEAL.unpack_from(packed, _PRELUDE.size)
     if xxhash.xxh3_64_intdigest(packed[: _PRELUDE.size] + header) != seal:
         return None
-    _, _, payload, _ = _PRELUDE.unpack_from(packed)
+    magic, _, payload, _ = _PRELUDE.unpack_from(packed)
     stored = _unpack(header, int(payload))
-    return None if stored is None else Head(stored, length, padded(length + int(payload)))
+    payload_at = padded(length) if magic == _MAGIC else length
+    return None if stored is None else Head(stored, payload_at, padded(payload_at + int(payload)))
 
 
 def _unpack(header: bytes, size: int) -> Stored | None:

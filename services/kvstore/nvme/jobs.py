@@ -71,25 +71,32 @@ def move(files: SegmentFiles, records: Sequence[tuple[Place, float]]) -> tuple[l
     return moved, _is_synced(files)
 
 
-def read_all(
-    files: SegmentFiles, places: Sequence[Place | None], wanted: Sequence[tuple[RecordId, Bytes]]
-) -> list[Stored | None]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """A record, its bytes, and where they go: the start of `room` (uint8).
+
+    Room of whole pages, at the address of one, spares reads past the page cache a copy.
+    """
+
+    record: RecordId
+    size: int
+    room: Bytes
+
+
+def read_all(files: SegmentFiles, places: Sequence[Place | None], wanted: Sequence[Wanted]) -> list[Stored | None]:
     """`read` of each; None where there is no place."""
-    return [
-        read(files, place, record, target) if place is not None else None
-        for place, (record, target) in zip(places, wanted, strict=True)
-    ]
+    return [read(files, place, one) if place is not None else None for place, one in zip(places, wanted, strict=True)]
 
 
-def read(files: SegmentFiles, place: Place, record: RecordId, target: Bytes) -> Stored | None:
-    """The record, its bytes verified in `target`; None where anything of it is not as it was written."""
+def read(files: SegmentFiles, place: Place, wanted: Wanted) -> Stored | None:
+    """The record, its bytes verified where they belong; None where anything of it is not as it was written."""
     try:
-        found = files.read_into(place, target)
+        found = files.read_into(place, wanted.size, wanted.room)
     except (OSError, KeyError):
         return None
-    if found is None or found.stored.id != record:
+    if found is None or found.stored.id != wanted.record:
         return None
-    sound = all(digest(target[each.offset : each.end]) == each.digest for each in found.stored.extents)
+    sound = all(digest(wanted.room[each.offset : each.end]) == each.digest for each in found.stored.extents)
     return found.stored if sound else None
 
 

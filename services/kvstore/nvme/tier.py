@@ -19,6 +19,7 @@ from services.kvstore.nvme import jobs
 from services.kvstore.nvme.files import Bytes, Place, SegmentFiles
 from services.kvstore.nvme.format import Stored
 from services.kvstore.nvme.index import Entry, SegmentIndex
+from services.kvstore.nvme.jobs import Wanted
 from services.kvstore.nvme.waiting import Waiting, WriteQueue
 from services.kvstore.policy.retention import BY_CLASS, Retention
 from services.kvstore.policy.traits import ALONE, Arrival
@@ -144,17 +145,17 @@ class NvmeTier:
         else:
             self._unwanted.discard(stored.id)
 
-    async def fetch(self, wanted: Sequence[tuple[RecordId, Bytes]]) -> list[Stored | None]:
-        """Copies records to their targets (uint8 [size] each), every digest checked on the copy. No use of them yet.
+    async def fetch(self, wanted: Sequence[Wanted]) -> list[Stored | None]:
+        """Copies records to where they belong, every digest checked on the copy. No use of them yet.
 
         None for one that is not here (any more), or is damaged: that one is forgotten, and counted.
         """
-        entries = [self._index.get(record) for record, _ in wanted]
+        entries = [self._index.get(one.record) for one in wanted]
         places = [entry.place if entry is not None else None for entry in entries]
         read = await settled(asyncio.to_thread(jobs.read_all, self._files, places, wanted))
-        for entry, place, (record, _), stored in zip(entries, places, wanted, read, strict=True):
+        for entry, place, one, stored in zip(entries, places, wanted, read, strict=True):
             if stored is None and entry is not None and entry.place == place:
-                self._lost(record, entry)
+                self._lost(one.record, entry)
         return read
 
     async def head(self, record: RecordId) -> Stored | None:
@@ -167,8 +168,8 @@ class NvmeTier:
     async def verify(self, record: RecordId) -> bool:
         """Reads a record again, which is no use of it. False where it was damaged: it is forgotten, and counted."""
         while (entry := self._index.get(record)) is not None:
-            place, target = entry.place, np.empty(entry.size, np.uint8)
-            if await settled(asyncio.to_thread(jobs.read, self._files, place, record, target)) is not None:
+            place, wanted = entry.place, Wanted(record, entry.size, np.empty(entry.size, np.uint8))
+            if await settled(asyncio.to_thread(jobs.read, self._files, place, wanted)) is not None:
                 return True
             if entry.place == place and self._lost(record, entry):  # else it moved or left while it was read
                 return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +22,7 @@ from fabric.errors import StartError
 from fabric.kvlink.verify import digest
 from fabric.records import Extent
 from services.kvstore.nvme.files import Place, SegmentFiles
-from services.kvstore.nvme.format import PAGE, Head, Stored, pack_head, parse_head
+from services.kvstore.nvme.format import PAGE, Head, Stored, pack_head, padded, parse_head
 from services.kvstore.records import ROOT, Identity, RecordId, RecordKind
 from tests.support import procs
 
@@ -72,6 +74,57 @@ def test_a_record_larger_than_a_page_of_header_is_found_too(files):
     assert files.read(place)[0].stored == long and everything(files)[0][1].stored == long
 
 
+def aligned(nbytes: int) -> np.ndarray:
+    return np.frombuffer(mmap.mmap(-1, padded(nbytes)), np.uint8)
+
+
+@pytest.mark.parametrize("where", [0, 8], ids=["whole pages", "any address"])
+def test_a_payload_is_read_where_it_belongs(files, where):
+    places = [files.append(stored(index, size), payload(index, size)) for index, size in enumerate((SIZE, PAGE, 1))]
+    for index, (place, size) in enumerate(zip(places, (SIZE, PAGE, 1), strict=True)):
+        room = aligned(size + where)[where:]
+        assert files.read_into(place, size, room).stored == stored(index, size)
+        assert (room[:size] == payload(index, size)).all()
+        assert files.read_into(place, size + 1, aligned(size + 1)) is None  # it is a record of another size
+
+
+def test_whole_pages_past_the_page_cache_take_one_read_and_no_copy(tmp_path, monkeypatch):
+    files = SegmentFiles(tmp_path, SEGMENT, direct=True)
+    place, room, reads = files.append(stored(1), payload(1)), aligned(SIZE), []
+    files.sync()
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *given: (reads.append(given[1]), real(*given))[1])
+    assert files.read_into(place, SIZE, room) is not None and (room[:SIZE] == payload(1)).all()
+    assert len(reads) == 1 and np.shares_memory(np.frombuffer(reads[0][1], np.uint8), room)
+    files.close()
+
+
+def first_version(index: int, size: int, segment: int, tokens: bytes) -> bytes:
+    """A record as it was written before payloads started on a page of their own."""
+    head = pack_head(replace(stored(index, size), tokens=tokens), segment)
+    prelude, header = b"DIKVREC1" + head[8:28], head[36:]
+    seal = xxhash.xxh3_64_intdigest(prelude + header).to_bytes(8, "little")
+    packed = prelude + seal + header + payload(index, size).tobytes()
+    return packed.ljust(padded(len(packed)), b"\0")
+
+
+@pytest.mark.parametrize("size", [PAGE // 2, PAGE, SIZE, 5 * PAGE - 900])
+@pytest.mark.parametrize("tokens", [4, 1000, 4500])
+@pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct"])
+def test_records_of_the_first_version_are_found_and_read(tmp_path, size, tokens, direct):
+    written = [first_version(index, size, 1, bytes(tokens)) for index in (1, 2)]
+    (tmp_path / f"{1:012d}.segment").write_bytes(b"".join(written))
+    files = SegmentFiles(tmp_path, SEGMENT, direct)
+    found = everything(files)
+    assert [head.stored.id for _, head in found] == [stored(1).id, stored(2).id]
+    assert [place.nbytes for place, _ in found] == [len(each) for each in written]
+    for index, (place, head) in enumerate(found, start=1):
+        room = aligned(size)
+        assert files.read_into(place, size, room) == head and (room[:size] == payload(index, size)).all()
+        assert (files.read(place)[1] == payload(index, size)).all()
+    files.close()
+
+
 def test_a_damaged_stretch_costs_its_records_alone(files, tmp_path):
     places = [files.append(stored(index), payload(index)) for index in range(3)]
     path = tmp_path / "kv" / f"{places[1].segment:012d}.segment"
@@ -83,13 +136,13 @@ def test_a_damaged_stretch_costs_its_records_alone(files, tmp_path):
     assert files.read(places[1]) is None
 
 
-@pytest.mark.parametrize("kept", [0, 10, PAGE, SIZE, SIZE + PAGE - 1])
+@pytest.mark.parametrize("kept", [0, 10, PAGE, SIZE, PAGE + SIZE - 1, PAGE + SIZE])
 def test_a_tail_that_was_cut_off_is_no_record(files, tmp_path, kept):
     files.append(stored(1), payload(1))
     last = files.append(stored(2), payload(2))
     os.truncate(tmp_path / "kv" / f"{last.segment:012d}.segment", last.offset + kept)
     found = [item for item in everything(files) if item is not None]
-    whole = kept >= SIZE + PAGE - 1  # all of its payload is there, only zeros are missing
+    whole = kept >= PAGE + SIZE  # all of its payload is there, only zeros are missing
     assert [item[1].stored.id for item in found] == [stored(1).id, *([stored(2).id] if whole else [])]
     assert (files.read(last) is not None) == whole
 

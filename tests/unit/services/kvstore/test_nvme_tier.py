@@ -17,12 +17,13 @@ from fabric.retention import RetentionClass
 from services.kvstore.nvme import waiting
 from services.kvstore.nvme.files import SegmentFiles
 from services.kvstore.nvme.format import PAGE
+from services.kvstore.nvme.jobs import Wanted
 from services.kvstore.nvme.tier import NvmeTier
 from services.kvstore.records import RecordId
 from tests.support.clock import FakeClock
 from tests.unit.services.kvstore.test_nvme_files import SIZE, payload, stored
 
-SEGMENT = 16 * PAGE  # five records
+SEGMENT = 16 * PAGE  # four records
 
 
 @asynccontextmanager
@@ -45,7 +46,7 @@ async def wrote(tier: NvmeTier, *indices: int) -> None:
 
 async def read(tier: NvmeTier, index: int) -> np.ndarray | None:
     target = np.zeros(SIZE, np.uint8)
-    (found,) = await tier.fetch([(stored(index).id, target)])
+    (found,) = await tier.fetch([Wanted(stored(index).id, SIZE, target)])
     assert found is None or found.used(0.0) == stored(index).used(0.0)
     return target if found is not None else None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.kvstore.nvme.format import PAGE
 from services.kvstore.records import RecordId, RecordKind
 from services.kvstore.streaming import stream
 from tests.unit.services.kvstore.test_tiers import IDENTITY, SIZE, Bench, name, opened, payload, stalled
@@ -87,7 +88,7 @@ async def test_damage_in_either_tier_ends_the_read_there(tmp_path: Path, where: 
             assert entry is not None
             path = tmp_path / f"{entry.place.segment:012d}.segment"
             data = np.fromfile(path, np.uint8)
-            data[entry.place.offset + SIZE // 2] ^= 1
+            data[entry.place.offset + entry.place.nbytes - PAGE] ^= 1
             data.tofile(path)
         assert await read(bench, range(8)) == [where, 0]
 
