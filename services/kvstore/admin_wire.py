@@ -52,14 +52,13 @@ def pack_entry(entry: Entry, description: Description | None, now: float) -> pb.
         size=entry.size,
         idle_ms=round(entry.idle_s * 1000),
         owner=entry.owner,
+        retention=wire.pack_retention(entry.retention),
     )
-    age_s, retention = entry.age_s, entry.retention
+    age_s = entry.age_s
     if description is not None:
         message.token_ids.extend(_tokens(description.record))
-        message.parent_key, retention = description.record.parent, description.record.retention
+        message.parent_key = description.record.parent
         age_s = max(0.0, now - description.stored_at) if description.stored_at is not None else age_s
-    if retention is not None:
-        message.retention = wire.pack_retention(retention)
     if age_s is not None:
         message.age_ms = round(age_s * 1000)
     return message

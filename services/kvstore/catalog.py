@@ -50,8 +50,8 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One record. `age_s` and `retention` are None where only the disk could tell. `owner`: hexadecimal digits, of its
-    promise, if it has one.
+    """One record. `age_s` is None where only the disk could tell. `owner`: hexadecimal digits, of its promise, if it
+    has one: promises are of DRAM.
     """
 
     id: RecordId
@@ -59,7 +59,7 @@ class Entry:
     tiers: tuple[Tier, ...]
     age_s: float | None
     idle_s: float
-    retention: RetentionClass | None
+    retention: RetentionClass
     owner: str
 
 
@@ -101,7 +101,8 @@ class Catalog:
             owner = standing.owner.tenant if standing.owner is not None else ""
             return Entry(record, here.size, tiers, standing.age_s, standing.idle_s, here.retention, owner)
         if below is not None:
-            return Entry(record, below.size, (Tier.NVME,), None, max(0.0, self._now() - below.used_at), None, "")
+            idle_s = max(0.0, self._now() - below.used_at)
+            return Entry(record, below.size, (Tier.NVME,), None, idle_s, below.retention, "")
         return None
 
     async def pages(self, wanted: Filter, limit: int = 0) -> AsyncIterator[list[Entry]]:

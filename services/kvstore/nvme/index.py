@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, KeysView
 from dataclasses import dataclass
 
+from fabric.retention import RetentionClass
 from services.kvstore.eviction import EvictionOrder
 from services.kvstore.nvme.files import Place
 from services.kvstore.nvme.format import Stored
@@ -29,13 +30,14 @@ _TRIMMED = 1024  # records at a time: some 20 ms
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Where a record lies, its bytes without head and padding, what it continues, its last use and idle time."""
+    """Where a record lies, its bytes without head and padding, what it continues, its last use, idle time and class."""
 
     place: Place
     size: int
     parent: RecordId | None
     used_at: float
     idle_s: float
+    retention: RetentionClass
 
 
 class SegmentIndex:
@@ -219,7 +221,8 @@ class SegmentIndex:
             elif known.place != place:
                 self.copied(stored.id, place)
             return False
-        self._entries[stored.id] = Entry(place, stored.size, stored.parent_id, used_at, self._kept_s(stored))
+        kept_s = self._kept_s(stored)
+        self._entries[stored.id] = Entry(place, stored.size, stored.parent_id, used_at, kept_s, stored.retention)
         self._members.setdefault(place.segment, set()).add(stored.id)
         return True
 

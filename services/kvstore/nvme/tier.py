@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fabric.retention import RetentionClass
 from fabric.telemetry import logs
 from services.kvstore.nvme import jobs
 from services.kvstore.nvme.files import Bytes, Place, SegmentFiles
@@ -52,6 +53,7 @@ class OnDisk:
 
     size: int
     used_at: float
+    retention: RetentionClass
 
 
 class NvmeTier:
@@ -116,7 +118,7 @@ class NvmeTier:
     def known(self, record: RecordId) -> OnDisk | None:
         """What the index says of a record; None where it is not here."""
         entry = self._index.get(record)
-        return OnDisk(entry.size, entry.used_at) if entry is not None else None
+        return OnDisk(entry.size, entry.used_at, entry.retention) if entry is not None else None
 
     def wants(self, record: RecordId) -> bool:
         """Whether a record is neither here nor on its way."""

@@ -20,6 +20,8 @@ from services.kvstore.records import Record, RecordId, RecordKind
 from services.kvstore.tier import DramTier
 from services.kvstore.tiers import Tiers
 from services.kvstore.upkeep import Upkeep
+from tests.unit.services.kvstore import test_tiers
+from tests.unit.services.kvstore.test_nvme_tier import until
 from tests.unit.services.kvstore.test_tier import SIZE, Clock, chain, name, store
 
 OWNER = Owner("ab" * 16, RetentionClass.AGENT)
@@ -61,6 +63,23 @@ async def test_records_are_told_in_the_order_of_their_keys_a_page_at_a_time(monk
     assert [entry.id.key[0] for entry in await anext(pages)] == [1, 3]
     bench.dram.drop(bench.dram.by_id(RecordId(RecordKind.BLOCK, name(7).key)))  # leaves between two pages
     assert [entry.id.key[0] async for page in pages for entry in page] == [5, 9]
+
+
+async def test_what_is_on_disk_alone_is_told_with_its_class_after_a_restart_as_well(tmp_path) -> None:
+    async with test_tiers.opened(tmp_path, records=16) as bench:
+        assert bench.put(1, retention=RetentionClass.CHAT) and bench.put(2, retention=RetentionClass.AGENT)
+        await bench.written()
+        for number in (1, 2):
+            bench.tiers.dram.drop(bench.tiers.dram.by_id(RecordId(RecordKind.BLOCK, test_tiers.name(number).key)))
+        before = await chats(bench.tiers)
+    async with test_tiers.opened(tmp_path, records=16) as bench:
+        await until(lambda: len(bench.nvme) == 2)
+        assert await chats(bench.tiers) == before == [(test_tiers.name(1).key, (Tier.NVME,), RetentionClass.CHAT)]
+
+
+async def chats(tiers: Tiers) -> list[tuple[bytes, tuple[Tier, ...], RetentionClass]]:
+    pages = Catalog(tiers, lambda: 0.0).pages(Filter(retention=RetentionClass.CHAT))
+    return [(entry.id.key, entry.tiers, entry.retention) async for page in pages for entry in page]
 
 
 async def test_filters_hold_all_at_once() -> None:
