@@ -11,8 +11,9 @@ import torch
 
 from bench.kernels_timing import Ceilings, median_us
 from bench.table import Row
-from kernels.cuda.dense_decode import SOURCE, Split, defines_for, dense_decode, fast_split, invariant_split
-from kernels.cuda.dense_decode import workspace_for as room_for
+from kernels.cuda.dense_decode import SOURCE, defines_for, dense_decode
+from kernels.cuda.spans import Split, fast_split, invariant_split
+from kernels.cuda.spans import workspace_for as room_for
 from kernels.reference.dense_decode import WIDTH
 from kernels.testing.dense_decode import Case, assert_case, make_case
 

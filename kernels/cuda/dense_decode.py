@@ -9,74 +9,20 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from kernels.cuda.driver import Kernel, compile_cubin, load, tensor_map
+from kernels.cuda.spans import COMBINE_THREADS, ROWS_A_BLOCK, TILE, Split, Workspace
 from kernels.errors import KernelError
-from kernels.reference.dense_decode import VALUE_WIDTH, WIDTH, PagedLatents, check_operands
+from kernels.reference.dense_decode import WIDTH, PagedLatents, check_operands
 
-THREADS, COMBINE_THREADS, TILE, ROWS_A_BLOCK = 384, 128, 64, 64
+THREADS = 384
 SHARED_BYTES = 64 * WIDTH * 2 * 3 + 64 * 64 * 2 + 20 * 8 + 2 * 64 * 4
 SOURCE = Path(__file__).with_suffix(".cu")
 _MOST_ROWS_OF_MEMORY = 64  # with more, products take longer than their bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Keys of a sequence are taken in spans of `span` (a multiple of 64), at most `most` of them."""
-
-    span: int
-    most: int
-
-    def __post_init__(self) -> None:
-        if self.span < TILE or self.span % TILE or self.most < 1:
-            raise KernelError(f"a split into {self.most} spans of {self.span}", fix="a span is a multiple of 64")
-
-
-INVARIANT_SPAN = 1024  # of `invariant_split`
-
-
-def fast_split(batch: int, rows: int, longest: int, processors: int) -> Split:
-    """The split that takes least time for `batch` sequences of up to `longest` keys and `rows` rows (tokens * heads).
-
-    Time is counted in tiles: a wave of blocks takes its longest span, some tiles to begin and to end, and a split its
-    sums' way through memory.
-    """
-    tiles, blocks = max(1, -(-longest // TILE)), batch * -(-rows // ROWS_A_BLOCK)
-    best, fewest = 1, math.inf
-    for most in range(1, tiles + 1):
-        waves = -(-blocks * most // processors)
-        cost = waves * (-(-tiles // most) + _START) + (0 if most == 1 else _COMBINE + blocks * most / processors * 2)
-        if cost < fewest:
-            best, fewest = most, cost
-    span = -(-tiles // best)
-    return Split(span * TILE, -(-tiles // span))
-
-
-_START, _COMBINE = 3, 4  # tiles
-
-
-def invariant_split(longest: int) -> Split:
-    """The split that is the same for every batch: a sequence has the same bits whatever it is decoded with."""
-    return Split(INVARIANT_SPAN, max(1, -(-longest // INVARIANT_SPAN)))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Workspace:
-    """Sums of the spans: partial fp32 [most, batch, rows, 512] and lse fp32 [most, batch, rows]; empty for one span."""
-
-    partial: Tensor
-    lse: Tensor
-
-
-def workspace_for(split: Split, batch: int, rows: int, device: torch.device) -> Workspace:
-    """Room for every call with this split and at most this batch and this many rows."""
-    count = split.most * batch * rows if split.most > 1 else 0
-    return Workspace(torch.empty(count * VALUE_WIDTH, device=device), torch.empty(count, device=device))
 
 
 class _Parameters(ctypes.Structure):
@@ -99,8 +45,7 @@ def dense_decode(
     check_operands(query, cache, output, lse)
     batch, tokens, heads = query.shape[:3]
     rows = tokens * heads
-    if split.most > 1 and workspace.lse.numel() < split.most * batch * rows:
-        raise KernelError("the workspace is too small", fix="ask workspace_for with this split, batch and rows")
+    workspace.check(split, batch, rows)
     if not batch:
         return
     ahead, device = int(rows > _MOST_ROWS_OF_MEMORY), query.device.index

@@ -5,7 +5,9 @@
 // warpgroup 1 accumulates channels 256..511 with the weights that warpgroup 0 leaves in shared memory. The value of a
 // key is its first 512 channels, so that one copy of a tile serves both products (K-major, then MN-major).
 //
-// Compiled with MAIN and EXTRA (record kinds below; EXTRA 0: no second cache) and WIDTH (512 or 576 channels).
+// Small batches split a query's tiles into spans, one for each block; `combine` then sums them.
+//
+// Compiled with MAIN and EXTRA (record kinds below; EXTRA 0: no second cache), WIDTH (512 or 576 channels) and SPLIT.
 
 #include "hopper.cuh"
 
@@ -38,25 +40,34 @@ struct Parameters {
     float *lse;        // [queries, heads]
     const float *sink; // [heads], or null
     Cache cache[2];
-    int heads;
-    float scale;       // softmax scale times log2(e)
+    float *partial;     // [spans, queries, heads, VALUE], each divided by its own sum, channels as in tiles
+    float *partial_lse; // [spans, queries, heads], base 2
+    int heads, span;    // tiles of a span
+    float scale;        // softmax scale times log2(e)
 };
 
 #include "records.cuh"
+#include "spans.cuh"
 
 __device__ __forceinline__ int length_of(const Cache &cache, int query) {
     if (!cache.lengths) return cache.stride;
     return min(max(cache.lengths[query], 0), cache.stride);
 }
 
-// Tiles of both caches; the second cache starts a tile of its own.
+// This block's tiles of both caches; the second cache starts a tile of its own.
 struct Work {
-    int length[2], first, tiles;
+    int length[2], from, first, tiles;  // `first`: of the second cache, counted from this block's first as all tiles are
+    bool whole;                         // nothing is left to combine
     __device__ __forceinline__ Work(const Parameters &p, int query) {
         length[0] = length_of(p.cache[0], query);
         length[1] = EXTRA ? length_of(p.cache[1], query) : 0;
         first = (length[0] + TILE - 1) / TILE;
         tiles = first + (length[1] + TILE - 1) / TILE;
+        from = 0, whole = true;
+        if (!SPLIT) return;
+        from = blockIdx.z * p.span, first -= from;
+        whole = tiles <= p.span;
+        tiles = min(max(tiles - from, 0), p.span);
     }
 };
 
@@ -64,7 +75,7 @@ struct Work {
 __device__ __forceinline__ int slot_of(const Parameters &p, const Work &work, int query, int tile, int row) {
     int second = tile >= work.first;
     const Cache &cache = p.cache[EXTRA ? second : 0];
-    int at = (tile - (second ? work.first : 0)) * TILE + row;
+    int at = (second ? tile - work.first : tile + work.from) * TILE + row;
     if (tile >= work.tiles || at >= (second ? work.length[1] : work.length[0])) return -1;
     int slot = cache.indices[(u64)query * cache.stride + at];
     return slot >= 0 && slot < cache.slots ? slot : -1;
@@ -115,10 +126,11 @@ __device__ __forceinline__ void produce(const Parameters &p, int query) {
     bool second = EXTRA && work.first == 0;
     int slot = second ? extra : main;
     if (row >= (second ? work.length[1] : work.length[0]) || slot >= p.cache[second].slots) slot = -1;
+    if (SPLIT) slot = slot_of(p, work, query, 0, row);
     Place place = locate(p, work, 0, slot);
     slot = slot_of(p, work, query, 1, row);
     constexpr int second_kind = EXTRA ? EXTRA : MAIN;
-    int middle = MAIN == second_kind ? work.tiles : work.first;
+    int middle = MAIN == second_kind ? work.tiles : min(max(work.first, 0), work.tiles);
     produce_tiles<MAIN>(p, work, place, slot, query, row, part, 0, middle);
     if (MAIN != second_kind) produce_tiles<second_kind>(p, work, place, slot, query, row, part, middle, work.tiles);
 }
@@ -206,6 +218,28 @@ __device__ __forceinline__ void swap_middle(u32 &a, u32 &b) {
     u32 first = __byte_perm(a, b, 0x5410);
     b = __byte_perm(a, b, 0x7632);
     a = first;
+}
+
+// A row of the sums of this block's span.
+__device__ __forceinline__ u64 partial_row(const Parameters &p, int query, int head) {
+    return ((u64)blockIdx.z * gridDim.x + query) * p.heads + head;
+}
+
+// fp32 rows of 256 channels to memory, for `combine`.
+template <int HALF>
+__device__ __forceinline__ void write_partial(const Parameters &p, int query, int head, float (&o)[128], float first,
+                                              float second) {
+    int lane = threadIdx.x % 32, row = head + threadIdx.x % 128 / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (row + 8 * r >= p.heads) continue;
+        float *to = p.partial + partial_row(p, query, row + 8 * r) * VALUE + HALF * 256 + lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < 32; j++) {
+            float factor = r ? second : first;
+            *(float2 *)(to + 8 * j) = make_float2(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
+        }
+    }
 }
 
 // bf16 rows of 256 channels to memory, by way of the shared memory in which the queries lay.
@@ -347,16 +381,19 @@ __device__ __forceinline__ void attend(const Parameters &p, const Work &work, in
         total += __shfl_xor_sync(~0u, total, 2);
         int at = head + row + 8 * r;
         bool mine = at < p.heads;
-        float base = softmax.most[r] * scale;
-        if (mine && lane % 4 == 0)
-            p.lse[(u64)query * p.heads + at] = total > 0 ? (base + __log2f(total)) * 0.69314718f : infinity;
+        float base = softmax.most[r] * scale, lse = base + __log2f(total);
+        if (mine && lane % 4 == 0 && work.whole)
+            p.lse[(u64)query * p.heads + at] = total > 0 ? lse * 0.69314718f : infinity;
+        if (mine && lane % 4 == 0 && !work.whole)
+            p.partial_lse[partial_row(p, query, at)] = total > 0 ? lse : -infinity;
         float whole = total;
-        if (mine && p.sink && total > 0) whole += power(p.sink[at] * 1.44269504f - base);
+        if (mine && p.sink && total > 0 && work.whole) whole += power(p.sink[at] * 1.44269504f - base);
         inverse[r] = total > 0 ? UNIT / whole : 0.0f;
         if (lane % 4 == 0) write_float(shared + STATE + TOTAL + 4 * (row + 8 * r), inverse[r]);
     }
     meet<4, 256>();
-    write<0>(p, query, head, output, inverse[0], inverse[1]);
+    if (work.whole) write<0>(p, query, head, output, inverse[0], inverse[1]);
+    else write_partial<0>(p, query, head, output, inverse[0], inverse[1]);
 }
 
 template <int BUFFER>
@@ -403,7 +440,8 @@ __device__ __forceinline__ void follow(const Parameters &p, const Work &work, in
     if (work.tiles % 2) accumulate<0>(output, row, work.tiles - 1, false);
     meet<4, 256>();
     u32 total = shared + STATE + TOTAL + 4 * row;
-    write<1>(p, query, head, output, read_float(total), read_float(total + 32));
+    if (work.whole) write<1>(p, query, head, output, read_float(total), read_float(total + 32));
+    else write_partial<1>(p, query, head, output, read_float(total), read_float(total + 32));
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1) sparse_decode(const __grid_constant__ Parameters p) {
@@ -426,10 +464,32 @@ extern "C" __global__ void __launch_bounds__(512, 1) sparse_decode(const __grid_
     } else if (group == 0) {
         more_registers<208>();
         load_queries(p, query, head);
-        attend(p, Work(p, query), query, head);
+        Work work(p, query);
+        if (work.tiles || !work.from) attend(p, work, query, head);
     } else {
         more_registers<HELD ? 176 : 160>();
         load_queries(p, query, head);
-        follow(p, Work(p, query), query, head);
+        Work work(p, query);
+        if (work.tiles || !work.from) follow(p, work, query, head);
     }
+}
+
+// One block a row; queries that were not split are left alone.
+extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant__ Parameters p) {
+    int head = blockIdx.x, query = blockIdx.y;
+    int tiles = (length_of(p.cache[0], query) + TILE - 1) / TILE;
+    if (EXTRA) tiles += (length_of(p.cache[1], query) + TILE - 1) / TILE;
+    if (tiles <= p.span) return;
+    u64 row = (u64)query * p.heads + head;
+    Sums sums = sum_spans(p.partial, p.partial_lse, (tiles + p.span - 1) / p.span, (u64)gridDim.y * p.heads, row);
+    bool any = sums.total > 0;
+    float whole = sums.total;
+    if (p.sink && any) whole += power(p.sink[head] * 1.44269504f - sums.most);
+    float inverse = any ? 1.0f / whole : 0.0f;
+    u32 low = pair(sums.values.x * inverse, sums.values.y * inverse);
+    u32 high = pair(sums.values.z * inverse, sums.values.w * inverse);
+    if (threadIdx.x * 4 < CODED) swap_middle(low, high);
+    *(uint2 *)(p.output + row * VALUE + threadIdx.x * 4) = make_uint2(low, high);
+    if (threadIdx.x == 0)
+        p.lse[row] = any ? (sums.most + __log2f(sums.total)) * 0.69314718f : __int_as_float(0x7f800000);
 }

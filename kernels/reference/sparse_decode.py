@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kernels.errors import KernelError
 
-VALUE_WIDTH, HEADS_A_BLOCK = 512, 64
+VALUE_WIDTH = 512
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 

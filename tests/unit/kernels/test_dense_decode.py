@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.cuda.dense_decode import Split, compile_for, fast_split, invariant_split, workspace_for
+from kernels.cuda.dense_decode import compile_for
 from kernels.cuda.driver import has_nvrtc
+from kernels.cuda.spans import Split, fast_split, invariant_split, workspace_for
 from kernels.errors import KernelError
 from kernels.reference.dense_decode import check_operands, dense_decode
 from kernels.testing.dense_decode import Case, assert_case, make_case

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.cuda.dense_decode import Split, workspace_for
 from kernels.cuda.dense_decode import dense_decode as launch
+from kernels.cuda.spans import Split, workspace_for
 from kernels.reference.dense_decode import PagedLatents
 from kernels.testing.dense_decode import Case, assert_case, make_case
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,9 @@ from engine.cache.records.blocks import ENTRY_FP4, WINDOW_FP8, BlockRecord
 from engine.families.mla.records import latent_fp8
 from engine.families.v4.records import row_fp8
 from kernels.cuda.driver import has_nvrtc
-from kernels.cuda.sparse_decode import PAIRS, compile_for
+from kernels.cuda.spans import Split, workspace_for
+from kernels.cuda.sparse_decode import PAIRS, compile_for, padded_keys, split_for
+from kernels.cuda.sparse_decode import sparse_decode as launch
 from kernels.errors import KernelError
 from kernels.reference.sparse_decode import RecordKind, SparseCache, check_operands, sparse_decode, unpack
 from kernels.testing.sparse_decode import Case, assert_case, make_case
@@ -120,10 +123,33 @@ def test_operands_no_kernel_takes_are_refused() -> None:
             check_operands(*{**given, **change}.values(), lse)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kinds", PAIRS)
+def test_only_small_batches_are_split_and_every_key_has_a_span() -> None:
+    case = small()
+    assert padded_keys(case.main, case.extra) == 128
+    assert split_for(128, 64, 640, 132).most == 1
+    split = split_for(2, 128, 2_048, 132)
+    assert split.most >= 16
+    assert split.span % 64 == 0
+    assert split.span * (split.most - 1) < 2_048 <= split.span * split.most
+
+
+def test_a_split_without_room_is_refused() -> None:
+    case = small()
+    operands = (case.query, case.main, case.extra, case.sink, case.scale, *case.outputs())
+    few = workspace_for(Split(64, 2), 3, 3, CPU)
+    for split, room in ((Split(64, 2), None), (Split(64, 2), few)):
+        with pytest.raises(KernelError, match=r"room|small"):
+            launch(*operands, split, room)
+
+
+@pytest.mark.parametrize(("kinds", "split"), [*((kinds, 0) for kinds in PAIRS), (PAIRS[2], 1), (PAIRS[4], 1)])
 @pytest.mark.skipif(not has_nvrtc(), reason="NVRTC comes with the extras 'dev' and 'gpu'")
-def test_kernel_compiles_ahead_for_hopper_without_spills(kinds: tuple[RecordKind, RecordKind | None]) -> None:
-    cubin, report = compile_for(*kinds)
+def test_kernel_compiles_ahead_for_hopper_without_spills(
+    kinds: tuple[RecordKind, RecordKind | None], split: int
+) -> None:
+    cubin, report = compile_for(*kinds, split)
     assert cubin
-    assert "0 bytes spill stores" in report
+    spilled = [int(found) for found in re.findall(r"(\d+) bytes spill stores", report)]
+    assert len(spilled) == 2  # the kernel and `combine`
+    assert max(spilled) <= (16 if split and kinds == PAIRS[4] else 0)  # 16: before and behind its loops
     assert "serialized" not in report  # products would wait for each other

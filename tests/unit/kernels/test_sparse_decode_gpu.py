@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from kernels.cuda.sparse_decode import PAIRS
+from kernels.cuda.spans import Split, workspace_for
+from kernels.cuda.sparse_decode import PAIRS, WHOLE, padded_keys
 from kernels.cuda.sparse_decode import sparse_decode as launch
 from kernels.reference.sparse_decode import RecordKind, SparseCache
 from kernels.testing.sparse_decode import Case, assert_case, make_case
@@ -17,9 +19,11 @@ _HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] ==
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not _HOPPER, reason="needs a Hopper GPU")]
 
 
-def run_kernel(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+def run_kernel(case: Case, split: Split = WHOLE) -> tuple[torch.Tensor, torch.Tensor]:
     output, lse = case.outputs()
-    launch(case.query, case.main, case.extra, case.sink, case.scale, output, lse)
+    room = workspace_for(split, *case.query.shape[:2], case.query.device)
+    room.partial.fill_(torch.nan)
+    launch(case.query, case.main, case.extra, case.sink, case.scale, output, lse, split, room)
     return output, lse
 
 
@@ -34,6 +38,9 @@ def test_kernel_equals_float64_on_a_gpu(kinds: tuple[RecordKind, RecordKind | No
                 kinds, queries, heads, counts, 2_000, page, torch.device("cuda"), seed, hostile, heads > 16
             )
             assert_case(case, run_kernel)
+            keys = padded_keys(case.main, case.extra)
+            for span in (64, 192):
+                assert_case(case, partial(run_kernel, split=Split(span, max(2, -(-keys // span)))))
 
 
 def test_kernel_has_the_same_bits_alone_in_a_batch_and_from_a_graph() -> None:
