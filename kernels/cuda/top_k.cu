@@ -1,10 +1,10 @@
 // Exact top-k by index: CLUSTER blocks of threads take one row, each a part of it, and read each other's shared memory.
 // Definition: kernels/reference/top_k.py.
 //
-// A row is read once. Its scores become integers in the same order, and with the place behind them no two are equal; the
-// k-th of these is found by counting digits from the top (13 bits, then 10 at a time), each count among those that share
-// the digits found so far. Where CACHED, the upper halves of the integers stay in shared memory, and only those few
-// whose upper half is the k-th's are read again.
+// A row is read once. Its scores become integers in the same order, and with the place behind them no two are equal;
+// the k-th of these is found by counting digits from the top (13 bits, then 10 at a time), each count among those that
+// share the digits found so far. Where CACHED, the upper halves of the integers stay in shared memory, and only those
+// few whose upper half is the k-th's are read again.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -215,9 +215,10 @@ template <typename Act> __device__ __forceinline__ void each_of(Shared &s, const
 #endif
 }
 
-// Of the composites that share a first digit, the `need`-th, cut behind the digit that decides. LISTED: all of them lie in
-// this block's list, and it decides alone; otherwise each block counts its own.
-template <bool IN_LIST> __device__ __forceinline__ u64 refine(Shared &s, const Row &row, u32 first, u32 inside, u32 need) {
+// Of the composites that share a first digit, the `need`-th, cut behind the digit that decides. IN_LIST: all of them
+// lie in this block's list, and it decides alone; otherwise each block counts its own.
+template <bool IN_LIST>
+__device__ __forceinline__ u64 refine(Shared &s, const Row &row, u32 first, u32 inside, u32 need) {
     u32 listed = inside;
     u64 found = first;
     int low = FIRST_LOW;
@@ -332,7 +333,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     Row row(p);
     int *to = p.indices + (u64)(blockIdx.x / CLUSTER) * p.count;
     if (row.length <= p.count) {
-        for (int i = rank() * THREADS + threadIdx.x; i < p.count; i += CLUSTER * THREADS) to[i] = i < row.length ? i : -1;
+        for (int i = rank() * THREADS + threadIdx.x; i < p.count; i += CLUSTER * THREADS)
+            to[i] = i < row.length ? i : -1;
         return;
     }
     for (int i = threadIdx.x; i < FIRST_DIGITS / 4; i += THREADS) memory[i] = make_uint4(0, 0, 0, 0);

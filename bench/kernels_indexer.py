@@ -1,0 +1,107 @@
+"""Index scores beside their bars. Knows their shapes; the clock is elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from bench.kernels_timing import Ceilings, median_us
+from bench.table import Row
+from kernels.cuda import mqa_logits as scoring
+from kernels.reference.mqa_logits import MqaOperands
+from kernels.testing.mqa_logits import assert_logits, make_hostile, make_paged, make_ragged
+
+SLOWER = 0.95  # of DeepGEMM's speed is asked for
+FP8_OVER_BF16 = 1502 / 785  # rates of cuBLASLt on random data, measured in one run on such a GPU
+POOL = 1 << 16  # pages of the paged shapes, as many as were there when DeepGEMM was timed
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`sequences` 0: ragged, the last `tokens` of `keys` positions. `public_us`: DeepGEMM's time."""
+
+    name: str
+    sequences: int
+    tokens: int
+    keys: int
+    heads: int
+    public_us: float
+
+    def make(self, seed: int) -> tuple[MqaOperands, int]:
+        """Operands and the columns."""
+        cuda = torch.device("cuda")
+        if not self.sequences:
+            return make_ragged(self.tokens, self.keys, self.heads, cuda, seed), self.keys
+        lengths = torch.full((self.sequences,), self.keys)
+        return make_paged(lengths, self.tokens, self.heads, 64, cuda, seed, POOL)
+
+
+SHAPES = (
+    Shape("ragged 2,048 x 8,192, 64 heads", 0, 2048, 8192, 64, 233.7),
+    Shape("ragged 4,096 x 65,536, 64 heads", 0, 4096, 65_536, 64, 3866.1),
+    Shape("ragged 4,096 x 65,536, 32 heads", 0, 4096, 65_536, 32, 2276.8),
+    Shape("ragged 128 x 65,536, 64 heads", 0, 128, 65_536, 64, 258.8),
+    Shape("paged 64 x 1 x 32,768, 64 heads", 64, 1, 32_768, 64, 81.7),
+    Shape("paged 128 x 2 x 32,768, 64 heads", 128, 2, 32_768, 64, 158.9),
+    Shape("paged 256 x 1 x 65,536, 64 heads", 256, 1, 65_536, 64, 532.0),
+    Shape("paged 4 x 1 x 131,072, 64 heads", 4, 1, 131_072, 64, 29.2),
+)
+
+
+def hostile() -> Iterator[tuple[str, MqaOperands, int]]:
+    """Named operands with their columns."""
+    cuda = torch.device("cuda")
+    lengths = torch.tensor([130, 0, 1, 64, 65, 5000, 63, 577])
+    for heads in (16, 32, 64):
+        for tokens, keys in ((1, 1), (1, 1000), (5, 63), (200, 300), (77, 5003)):
+            given = make_ragged(tokens, keys, heads, cuda, tokens)
+            starts = (given.ends * 0.3).int()
+            yield f"ragged {tokens} x {keys}, {heads} heads", replace(make_hostile(given), starts=starts), keys
+        for page_tokens in (1, 61, 64, 576):
+            for tokens in (1, 2, 3, 5):
+                given, columns = make_paged(lengths, tokens, heads, page_tokens, cuda, tokens)
+                yield f"pages of {page_tokens}, {tokens} tokens, {heads} heads", make_hostile(given), columns
+
+
+def sources() -> list[tuple[Path, str, dict[str, int]]]:
+    """What is to be compiled."""
+    plans = [scoring.Plan(64, 2, False, 12, 0), scoring.Plan(32, 4, False, 12, 0)]
+    plans += [scoring.Plan(64, tokens, True, 16, 64) for tokens in (1, 2)]
+    return [(scoring.SOURCE, "sm_90a", scoring.defines_for(plan)) for plan in plans]
+
+
+def indexer_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:
+    """Each shape checked and timed."""
+    for shape in SHAPES:
+        yield from _logits_rows(shape, ceilings, seed)
+
+
+def _checked(name: str, check: Callable[[], object]) -> Row:
+    """A row that tells what a check found."""
+    try:
+        check()
+    except AssertionError as wrong:
+        return Row(f"{name}: {wrong}", 1, "wrong", 0)
+    return Row(name, 0, "wrong", 0)
+
+
+def _logits_rows(shape: Shape, ceilings: Ceilings, seed: int) -> Iterator[Row]:
+    given, columns = shape.make(seed)
+    yield _checked(f"logits {shape.name}: checked", lambda: assert_logits(given, columns, scoring.mqa_logits))
+    logits = torch.empty(len(given.ends), columns, device="cuda")
+    time_us = median_us(lambda: scoring.mqa_logits(given, logits))
+    floor = floor_us(given, shape, ceilings)
+    yield Row(f"logits {shape.name}", time_us, "us", shape.public_us / SLOWER)
+    yield Row("  of floor", 100 * floor / time_us, f"% ({floor:.1f} us)")
+
+
+def floor_us(given: MqaOperands, shape: Shape, ceilings: Ceilings) -> float:
+    """The larger of multiplying and of reading each key of each sequence and writing each score."""
+    pairs = int(given.ends.long().sum())
+    rate = ceilings.tflop_per_s * FP8_OVER_BF16 * 1e6
+    keys = shape.sequences * shape.keys if shape.sequences else shape.keys
+    moved = keys * 132 + pairs * 4 + given.queries.numel()
+    return max(pairs * shape.heads * 256 / rate, moved / ceilings.gb_per_s / 1e3)
