@@ -95,7 +95,7 @@ def _cast_rows(
     place = scales + first * scale_stride + (row2 * scale_stride + group2 * scale_step)
     tl.store(place, stored, mask=row2 < rows - first)
     factor = tl.expand_dims(factor, 2)
-    scaled = value / factor if SCALE == 2 else value * factor
+    scaled = tl.div_rn(value, factor) if SCALE == 2 else value * factor
     if PACKED:
         low, high = tl.split(tl.reshape(e2m1(scaled), (ROWS, GROUPS, GROUP // 2, 2)))
         byte = (low | (high << 4)).to(tl.uint8)

@@ -116,7 +116,7 @@ def _norm(
             stored, scale = scale_of(tl.max(magnitude(value), 1), SCALE, LARGEST, FLOOR)
             tl.store(scales + row * scale_stride + group * scale_step, stored, mask=inside)
             scale = tl.expand_dims(scale, 1)
-            scaled = value / scale if SCALE == 2 else value * scale
+            scaled = tl.div_rn(value, scale) if SCALE == 2 else value * scale
             if PACKED:
                 low, high = tl.split(tl.reshape(e2m1(scaled), (GROUPS, GROUP // 2, 2)))
                 half = group[:, None] * (GROUP // 2) + tl.arange(0, GROUP // 2)[None, :]
