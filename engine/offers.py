@@ -111,10 +111,12 @@ class Offers:
         """The oldest that waits, from now on held until `drop`; those that waited for too long are dropped."""
         now = self._clock()
         while self._waiting:
-            offer = self._waiting.pop(next(iter(self._waiting)))
+            offer = next(iter(self._waiting.values()))
             if offer.until_s > now:
-                self._taken[offer.offer_id] = offer
+                self._taken[offer.offer_id] = offer  # first: a drain counts both from another thread, and must see it
+                del self._waiting[offer.offer_id]
                 return offer
+            del self._waiting[offer.offer_id]
             self.counts.late += 1
             self._give(offer)
         return None
