@@ -21,6 +21,7 @@ from engine.families.mla.weights import Layer, MlaWeights
 from engine.families.rotary import GrowingRope
 from engine.families.v4.ragged import check, ragged
 from kernels import Ops
+from kernels.operands import Ragged
 from kernels.staging import tokens_of
 
 
@@ -48,7 +49,7 @@ class Mla:
         self.kernels = ops.name
         self.layout = mla_layout(config, str(dtype).removeprefix("torch."), block_tokens, options.mark)
         self.vocab_size, self.max_context_tokens = config.vocab_size, config.max_context_tokens
-        self.eos_token_ids = config.eos_token_ids
+        self.eos_token_ids, self.rates = config.eos_token_ids, ()
         self._ops, self._expandable = ops, expandable
         self._rotary = GrowingRope(config.rotary.rope, config.rope, config.rotary.amplitude, ops.device)
         self._attention = Attention(ops, index_rounding(config, options, ops))
@@ -63,6 +64,12 @@ class Mla:
         step, last = self.begin(batch, cache), len(self.weights.layers) - 1
         x = self._last(self._through(last, step), np.asarray(batch.logit_rows, np.int64), last, step)
         return self._ops.linear(self.normed(x), self.weights.logits)
+
+    @torch.inference_mode()
+    def decode(self, rows: Ragged, cache: CachePool) -> torch.Tensor:
+        """Logits fp32 [rows, vocabulary] of a batch of one row each. As engine.graphs.Decodes.decode."""
+        step = self._step(rows, cache, expandable=False)
+        return self._ops.linear(self.normed(self._through(len(self.weights.layers), step)), self.weights.logits)
 
     def trunk(self, batch: RaggedBatch, cache: CachePool) -> torch.Tensor:
         """Hidden states of all rows before the last norm, fp32 [rows, hidden]; writes and raises as `forward`."""
@@ -90,9 +97,11 @@ class Mla:
         """What all layers of one forward share. Raises ValueError for a batch that does not fit the cache."""
         check(batch, cache, self.vocab_size, self.max_context_tokens)
         self._ops.begin()
-        rows = ragged(batch, ())
+        return self._step(ragged(batch, ()), cache, self._expandable)
+
+    def _step(self, rows: Ragged, cache: CachePool, expandable: bool) -> Step:
         rope = self._rotary.upto(int(np.max(rows.positions)) + 1)
-        return Step(rows, forms(self.config, rows, self._expandable), cache, rope)
+        return Step(rows, forms(self.config, rows, expandable), cache, rope)
 
     def run(self, x: torch.Tensor, layer: Layer, index: int, step: Step) -> torch.Tensor:
         """One layer [rows, hidden] -> [rows, hidden]; `index` is its place in the cache groups."""

@@ -1,0 +1,287 @@
+"""Latent attention on a GPU: rows that are cached, queries over the paged latents split over keys, and their mixture.
+
+A row with a negative position belongs to nobody: nothing of it is cached and its mixture is 0.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.operands import MlaSpec, Pages, Ragged, RopeTable, Selection
+from kernels.reference.linear import Dense
+from kernels.staging import staged
+from kernels.triton.engine.linear import rounded
+
+_PROGRAMS = 264  # two for each multiprocessor of an H200
+_LEAST_KEYS = 64  # that one program takes: fewer are not worth their partial result
+
+
+def store_latent(projected: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, rope: RopeTable) -> None:
+    """As reference.mla.store_latent."""
+    on = staged(ragged, projected.device)
+    _store_latent[(len(projected),)](
+        projected, projected.stride(0), spec.norm, on.positions, on.sequences, on.tables, on.tables.stride(0),
+        pages.storage, pages.storage.stride(0), pages.offset, rope.cos, rope.sin, spec.norm_eps, COLUMN=spec.column,
+        ENTRIES=pages.entries, RANK=spec.rank, PAIRS=spec.rope // 2, WIDE=triton.next_power_of_2(spec.rank),
+        PAIRED=triton.next_power_of_2(spec.rope // 2), num_warps=4,
+    )  # fmt: skip
+
+
+def absorb(queries: Tensor, spec: MlaSpec, ragged: Ragged, rope: RopeTable) -> Tensor:
+    """Queries [rows, >= heads * (nope + rope)] -> [rows, heads, rank + rope]: in the latents' space, and rotated."""
+    rows = len(queries)
+    out = queries.new_empty(rows, spec.heads, spec.rank + spec.rope)
+    tile = min(triton.next_power_of_2(spec.rank), 128)
+    _absorb[(triton.cdiv(spec.rank, tile), spec.heads, rows)](
+        queries, queries.stride(0), spec.absorb.matrix, staged(ragged, queries.device).positions, rope.cos, rope.sin,
+        out, HEADS=spec.heads, NOPE=spec.nope, RANK=spec.rank, PAIRS=spec.rope // 2, TILE=tile,
+        STILL=triton.next_power_of_2(spec.nope), PAIRED=triton.next_power_of_2(spec.rope // 2),
+        ROUNDS=spec.absorb.rounds, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def rotated(absorbed: Tensor, turning: Tensor, spec: MlaSpec, ragged: Ragged, rope: RopeTable) -> Tensor:
+    """[rows, heads, rank + rope] of absorbed [rows, heads * rank] and turning [rows, heads * rope]."""
+    rows = len(absorbed)
+    out = absorbed.new_empty(rows, spec.heads, spec.rank + spec.rope)
+    out[..., : spec.rank] = absorbed.view(rows, spec.heads, spec.rank)
+    _rotate[(rows, spec.heads)](
+        turning, turning.stride(0), staged(ragged, turning.device).positions, rope.cos, rope.sin, out,
+        HEADS=spec.heads, RANK=spec.rank, PAIRS=spec.rope // 2, PAIRED=triton.next_power_of_2(spec.rope // 2),
+        num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+def splits_of(rows: int, heads: int, keys: int) -> int:
+    """Programs that share one row's keys, `keys` at most."""
+    wanted = max(1, _PROGRAMS // (rows * triton.cdiv(heads, 16)))
+    return max(1, min(wanted, triton.cdiv(keys, _LEAST_KEYS)))
+
+
+def attend(
+    query: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, selection: Selection | None
+) -> tuple[Tensor, Tensor]:
+    """query [rows, heads, rank + rope] over the cached rows -> a mixture for each part of a row's keys: fp32
+    [rows, heads, parts, rank], and how much it weighs, the logarithm to base 2, [rows, heads, parts]."""
+    rows, on = len(query), staged(ragged, query.device)
+    keys = on.tables.shape[1] * pages.entries if selection is None else selection.entries.shape[1]
+    parts = splits_of(rows, spec.heads, keys)
+    mixed = query.new_empty(rows, spec.heads, parts, spec.rank)
+    weights = query.new_empty(rows, spec.heads, parts)
+    block = max(16, min(64, triton.next_power_of_2(spec.heads))) if spec.heads > 16 else 16
+    narrow = pages.storage.dtype == torch.bfloat16
+    chosen = on.positions if selection is None else selection.entries
+    _attend[(rows, parts, triton.cdiv(spec.heads, block))](
+        query, on.positions, on.sequences, on.tables, on.tables.stride(0), pages.storage, pages.storage.stride(0),
+        pages.offset, chosen, on.positions if selection is None else selection.counts, chosen.stride(0), mixed,
+        weights, spec.scale * 1.4426950408889634, HEADS=spec.heads, RANK=spec.rank, TURNED=spec.rope,
+        ENTRIES=pages.entries, BLOCK=block, KEYS=64 if narrow else 32, WIDE=triton.next_power_of_2(spec.rank),
+        ROPED=max(16, triton.next_power_of_2(spec.rope)), SELECTED=selection is not None, NARROW=narrow,
+        num_warps=8 if narrow else 4, num_stages=2,
+    )  # fmt: skip
+    return mixed, weights
+
+
+def mix(mixed: Tensor, weights: Tensor) -> Tensor:
+    """The whole mixture fp32 [rows, heads * rank] of its parts."""
+    rows, heads, parts, rank = mixed.shape
+    out = mixed.new_empty(rows, heads * rank)
+    _mix[(rows, heads)](
+        mixed, weights, out, HEADS=heads, PARTS=parts, RANK=rank, LANES=triton.next_power_of_2(parts),
+        WIDE=triton.next_power_of_2(rank), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def leave(mixed: Tensor, weights: Tensor, output: Dense) -> Tensor:
+    """The whole mixture taken to the heads' values: fp32 [rows, heads * value]."""
+    (rows, heads, parts, rank), value = mixed.shape, output.matrix.shape[1]
+    out, tile = mixed.new_empty(rows, heads * value), min(triton.next_power_of_2(value), 32)
+    _leave[(triton.cdiv(value, tile), heads, rows)](
+        mixed, weights, output.matrix, out, HEADS=heads, PARTS=parts, RANK=rank, VALUE=value, TILE=tile,
+        LANES=triton.next_power_of_2(parts), WIDE=triton.next_power_of_2(rank), ROUNDS=output.rounds, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def attend_latent(
+    absorbed: Tensor, turning: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, selection: Selection | None,
+    rope: RopeTable,
+) -> Tensor:  # fmt: skip
+    """As reference.mla.attend_latent."""
+    return mix(*attend(rotated(absorbed, turning, spec, ragged, rope), spec, ragged, pages, selection))
+
+
+@triton.jit
+def _store_latent(
+    projected, stride, norm, positions, sequences, tables, table_stride, storage, page_stride, offset, cosine, sine,
+    eps, COLUMN: tl.constexpr, ENTRIES: tl.constexpr, RANK: tl.constexpr, PAIRS: tl.constexpr, WIDE: tl.constexpr,
+    PAIRED: tl.constexpr,
+):  # fmt: skip
+    """One row's latent, normed, and its key, rotated, to their place."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.load(positions + row)
+    if at >= 0:
+        page = tl.load(tables + tl.load(sequences + row).to(tl.int64) * table_stride + at // ENTRIES).to(tl.int64)
+        target = storage + page * page_stride + offset + (at % ENTRIES) * (RANK + 2 * PAIRS)
+        source = projected + row * stride + COLUMN
+        channel, pair = tl.arange(0, WIDE), tl.arange(0, PAIRED)
+        value = tl.load(source + channel, mask=channel < RANK, other=0.0)
+        value *= tl.rsqrt(tl.sum(value * value, 0) / RANK + eps)
+        value *= tl.load(norm + channel, mask=channel < RANK, other=0.0)
+        tl.store(target + channel, value.to(storage.dtype.element_ty), mask=channel < RANK)
+        even = tl.load(source + RANK + 2 * pair, mask=pair < PAIRS, other=0.0)
+        odd = tl.load(source + RANK + 2 * pair + 1, mask=pair < PAIRS, other=0.0)
+        c = tl.load(cosine + at.to(tl.int64) * PAIRS + pair, mask=pair < PAIRS, other=0.0)
+        s = tl.load(sine + at.to(tl.int64) * PAIRS + pair, mask=pair < PAIRS, other=0.0)
+        key = target + RANK + 2 * pair
+        tl.store(key, (even * c - odd * s).to(storage.dtype.element_ty), mask=pair < PAIRS)
+        tl.store(key + 1, (even * s + odd * c).to(storage.dtype.element_ty), mask=pair < PAIRS)
+
+
+@triton.jit
+def _turn(source, target, at, cosine, sine, PAIRS: tl.constexpr, PAIRED: tl.constexpr):
+    """The pairs at `source`, turned to position `at`, to `target`."""
+    pair = tl.arange(0, PAIRED)
+    even = tl.load(source + 2 * pair, mask=pair < PAIRS, other=0.0)
+    odd = tl.load(source + 2 * pair + 1, mask=pair < PAIRS, other=0.0)
+    c = tl.load(cosine + at * PAIRS + pair, mask=pair < PAIRS, other=0.0)
+    s = tl.load(sine + at * PAIRS + pair, mask=pair < PAIRS, other=0.0)
+    tl.store(target + 2 * pair, even * c - odd * s, mask=pair < PAIRS)
+    tl.store(target + 2 * pair + 1, even * s + odd * c, mask=pair < PAIRS)
+
+
+@triton.jit
+def _rotate(
+    turning, stride, positions, cosine, sine, out, HEADS: tl.constexpr, RANK: tl.constexpr, PAIRS: tl.constexpr,
+    PAIRED: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.maximum(tl.load(positions + row), 0).to(tl.int64)
+    target = out + (row * HEADS + head) * (RANK + 2 * PAIRS) + RANK
+    _turn(turning + row * stride + head * 2 * PAIRS, target, at, cosine, sine, PAIRS, PAIRED)
+
+
+@triton.jit
+def _absorb(
+    queries, stride, matrix, positions, cosine, sine, out, HEADS: tl.constexpr, NOPE: tl.constexpr, RANK: tl.constexpr,
+    PAIRS: tl.constexpr, TILE: tl.constexpr, STILL: tl.constexpr, PAIRED: tl.constexpr, ROUNDS: tl.constexpr,
+):  # fmt: skip
+    """TILE channels of one head's query in the latents' space; the first program of a head also rotates its rest."""
+    head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    channel, still = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.arange(0, STILL)
+    place = (head * RANK + channel)[:, None] * NOPE + still[None, :]
+    weight = tl.load(matrix + place, mask=(channel < RANK)[:, None] & (still < NOPE)[None, :], other=0.0)
+    query = tl.load(queries + row * stride + head * NOPE + still, mask=still < NOPE, other=0.0)
+    target = out + (row * HEADS + head) * (RANK + 2 * PAIRS)
+    result = tl.sum(weight.to(tl.float32) * rounded(query, ROUNDS)[None, :], 1)
+    tl.store(target + channel, result, mask=channel < RANK)
+    if tl.program_id(0) == 0:
+        at = tl.maximum(tl.load(positions + row), 0).to(tl.int64)
+        source = queries + row * stride + HEADS * NOPE + head * 2 * PAIRS
+        _turn(source, target + RANK, at, cosine, sine, PAIRS, PAIRED)
+
+
+@triton.jit
+def _attend(
+    query, positions, sequences, tables, table_stride, storage, page_stride, offset, chosen, counts, chosen_stride,
+    mixed, weights, scale, HEADS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr, ENTRIES: tl.constexpr,
+    BLOCK: tl.constexpr, KEYS: tl.constexpr, WIDE: tl.constexpr, ROPED: tl.constexpr, SELECTED: tl.constexpr,
+    NARROW: tl.constexpr,
+):  # fmt: skip
+    """BLOCK heads of one row over one part of its keys."""
+    row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    head = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    channel, turned, lane = tl.arange(0, WIDE), tl.arange(0, ROPED), tl.arange(0, KEYS)
+    at = tl.load(positions + row)
+    count = at + 1
+    if SELECTED:
+        count = tl.where(at >= 0, tl.load(counts + row), 0)
+    table = tables + tl.maximum(tl.load(sequences + row), 0).to(tl.int64) * table_stride
+    start = query + (row * HEADS + head[:, None]) * (RANK + TURNED)
+    present = (head < HEADS)[:, None]
+    latent = tl.load(start + channel[None, :], mask=present & (channel < RANK)[None, :], other=0.0)
+    key = tl.load(start + RANK + turned[None, :], mask=present & (turned < TURNED)[None, :], other=0.0)
+    if NARROW:
+        latent, key = latent.to(tl.bfloat16), key.to(tl.bfloat16)
+    most = tl.full((BLOCK,), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    sums = tl.zeros((BLOCK, WIDE), tl.float32)
+    each = tl.cdiv(tl.cdiv(count, KEYS), parts) * KEYS
+    end = tl.minimum((part + 1) * each, count)
+    for first in range(part * each, end, KEYS):
+        number = first + lane
+        inside = number < end
+        if SELECTED:
+            number = tl.load(chosen + row * chosen_stride + number, mask=inside, other=0)
+        page = tl.load(table + number // ENTRIES, mask=inside, other=0).to(tl.int64)
+        places = storage + page * page_stride + offset + (number % ENTRIES) * (RANK + TURNED)
+        cached = tl.load(
+            places[:, None] + channel[None, :], mask=inside[:, None] & (channel < RANK)[None, :], other=0.0
+        )
+        roped = tl.load(
+            places[:, None] + RANK + turned[None, :], mask=inside[:, None] & (turned < TURNED)[None, :], other=0.0
+        )
+        scores = tl.dot(latent, tl.trans(cached), input_precision="ieee")
+        scores = tl.dot(key, tl.trans(roped), scores, input_precision="ieee") * scale
+        scores = tl.where(inside[None, :], scores, -float("inf"))
+        peak = tl.maximum(most, tl.max(scores, 1))
+        shrink, weight = tl.exp2(most - peak), tl.exp2(scores - peak[:, None])
+        total = total * shrink + tl.sum(weight, 1)
+        sums = tl.dot(weight.to(cached.dtype), cached, sums * shrink[:, None], input_precision="ieee")
+        most = peak
+    found = total > 0
+    sums /= tl.where(found, total, 1.0)[:, None]
+    place = (row * HEADS + head) * parts + part
+    tl.store(mixed + place[:, None] * RANK + channel[None, :], sums, mask=present & (channel < RANK)[None, :])
+    tl.store(weights + place, tl.where(found, most + tl.log2(total), -float("inf")), mask=head < HEADS)
+
+
+@triton.jit
+def _joined(
+    mixed, weights, place, PARTS: tl.constexpr, RANK: tl.constexpr, LANES: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """The whole mixture [WIDE] of the parts that begin at `place`; 0 where every part is empty."""
+    lane, channel = tl.arange(0, LANES), tl.arange(0, WIDE)
+    weight = tl.load(weights + place + lane, mask=lane < PARTS, other=-float("inf"))
+    peak = tl.max(weight, 0)
+    share = tl.where(weight > -float("inf"), tl.exp2(weight - peak), 0.0)
+    total = tl.sum(share, 0)
+    share /= tl.where(total > 0, total, 1.0)
+    result = tl.zeros((WIDE,), tl.float32)
+    for part in range(PARTS):
+        value = tl.load(mixed + (place + part) * RANK + channel, mask=channel < RANK, other=0.0)
+        result += value * tl.sum(tl.where(lane == part, share, 0.0), 0)
+    return result
+
+
+@triton.jit
+def _mix(
+    mixed, weights, out, HEADS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, LANES: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
+    channel = tl.arange(0, WIDE)
+    result = _joined(mixed, weights, place * PARTS, PARTS, RANK, LANES, WIDE)
+    tl.store(out + place * RANK + channel, result, mask=channel < RANK)
+
+
+@triton.jit
+def _leave(
+    mixed, weights, matrix, out, HEADS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, VALUE: tl.constexpr,
+    TILE: tl.constexpr, LANES: tl.constexpr, WIDE: tl.constexpr, ROUNDS: tl.constexpr,
+):  # fmt: skip
+    """TILE values of one head."""
+    head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    value, channel = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.arange(0, WIDE)
+    inside = (value < VALUE)[:, None] & (channel < RANK)[None, :]
+    weight = tl.load(matrix + (head * VALUE + value)[:, None] * RANK + channel[None, :], mask=inside, other=0.0)
+    place = row * HEADS + head
+    whole = rounded(_joined(mixed, weights, place * PARTS, PARTS, RANK, LANES, WIDE), ROUNDS)
+    result = tl.sum(weight.to(tl.float32) * whole[None, :], 1)
+    tl.store(out + place * VALUE + value, result, mask=value < VALUE)

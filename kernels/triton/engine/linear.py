@@ -1,0 +1,88 @@
+"""Matrix products on a GPU: a product for few rows that reads each weight once, the device's library for many."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.reference.linear import Dense
+from kernels.reference.linear import linear as linear_by_library
+
+FEW_ROWS = 4  # up to as many the product is bound by reading the weights, and tensor cores have nothing to do
+_TILE = 8192  # weights that one program holds at a time
+
+
+def linear(x: Tensor, weight: Dense) -> Tensor:
+    """As reference.linear.linear."""
+    if x.shape[0] <= FEW_ROWS:
+        return few_rows(x, weight)
+    if not weight.rounds:
+        return linear_by_library(x, weight)
+    groups, columns, inner = weight.matrix.shape
+    parts = x.to(torch.bfloat16).view(x.shape[0], groups, inner).transpose(0, 1)
+    if groups == 1:
+        return torch.mm(parts[0], weight.matrix[0].T, out_dtype=torch.float32)
+    product = torch.bmm(parts, weight.matrix.transpose(1, 2), out_dtype=torch.float32)
+    return product.transpose(0, 1).reshape(x.shape[0], groups * columns)
+
+
+def few_rows(
+    x: Tensor, weight: Dense, norm: Tensor | None = None, eps: float = 0.0, residual: Tensor | None = None,
+    width: int | None = None,
+) -> Tensor:  # fmt: skip
+    """The product of x [rows, >= groups * in], of which the first `width` columns count: normed first with `norm`, and
+    added to `residual` [rows, groups * out] where it is given. fp32 [rows, groups * out]."""
+    groups, columns, inner = weight.matrix.shape
+    out = x.new_empty(x.shape[0], groups * columns)
+    tile = min(triton.next_power_of_2(inner), 2048)
+    lines = max(1, min(_TILE // tile, triton.next_power_of_2(columns)))
+    _few_rows[(triton.cdiv(columns, lines), groups, x.shape[0])](
+        x, weight.matrix, x if norm is None else norm, x if residual is None else residual, out, x.stride(0), columns,
+        inner, eps, LINES=lines, TILE=tile, TURNS=triton.cdiv(inner, tile), NORM=norm is not None,
+        ADD=residual is not None, ROUNDS=weight.rounds, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def rounded(x, ROUNDS: tl.constexpr):
+    """x as a product sees it: bf16 values where the compute type is bf16."""
+    if ROUNDS:
+        x = x.to(tl.bfloat16).to(tl.float32)
+    return x
+
+
+@triton.jit
+def _few_rows(
+    x, matrix, norm, residual, out, stride, columns, inner, eps, LINES: tl.constexpr, TILE: tl.constexpr,
+    TURNS: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, ROUNDS: tl.constexpr,
+):  # fmt: skip
+    """LINES outputs of one group and one row. Weights are asked for before what they are multiplied with."""
+    first, group, row = tl.program_id(0) * LINES, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    line = first + tl.arange(0, LINES)
+    at = tl.arange(0, TILE)
+    source = x + row * stride + group * inner
+    weights = matrix + group * columns * inner + line[:, None].to(tl.int64) * inner
+    scale = 1.0
+    if NORM:
+        squares = tl.zeros((TILE,), tl.float32)
+        for turn in tl.static_range(TURNS):
+            value = tl.load(source + turn * TILE + at, mask=turn * TILE + at < inner, other=0.0)
+            squares += value * value
+        scale = tl.rsqrt(tl.sum(squares, 0) / inner + eps)
+    total = tl.zeros((LINES, TILE), tl.float32)
+    for turn in tl.static_range(TURNS):
+        place = turn * TILE + at
+        inside = place < inner
+        weight = tl.load(weights + place[None, :], mask=(line < columns)[:, None] & inside[None, :], other=0.0)
+        value = tl.load(source + place, mask=inside, other=0.0) * scale
+        if NORM:
+            value *= tl.load(norm + place, mask=inside, other=0.0)
+        total += weight.to(tl.float32) * rounded(value, ROUNDS)[None, :]
+    result = tl.sum(total, 1)
+    target = row * tl.num_programs(1) * columns + group * columns + line
+    if ADD:
+        result += tl.load(residual + target, mask=line < columns, other=0.0)
+    tl.store(out + target, result, mask=line < columns)

@@ -1,0 +1,54 @@
+"""One whole layer of latent attention and experts on a GPU, its norms and sums within the products around them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.operands import MlaLayer, Pages, Ragged, RopeTable
+from kernels.reference.norm import norm
+from kernels.triton.engine import latent
+from kernels.triton.engine.experts import expert_rows
+from kernels.triton.engine.linear import FEW_ROWS, few_rows, linear
+from kernels.triton.engine.routing import choose_in_groups
+
+
+def mla_layer(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
+    """As reference.mla_layer.mla_layer."""
+    return _few(x, layer, ragged, pages, rope) if len(x) <= FEW_ROWS else _many(x, layer, ragged, pages, rope)
+
+
+def _few(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
+    spec, eps, router = layer.attention, layer.norm_eps, layer.router
+    projected = few_rows(x, layer.input, layer.attention_norm, eps)
+    latent.store_latent(projected, spec, ragged, pages, rope)
+    queries = projected if layer.query is None else few_rows(projected, layer.query, layer.query_norm, spec.norm_eps)
+    mixed = latent.attend(latent.absorb(queries, spec, ragged, rope), spec, ragged, pages, None)
+    x = few_rows(latent.leave(*mixed, spec.output), layer.output, residual=x)
+    if router is None:
+        chosen, weights = _nobody(x)
+    else:
+        chosen, weights = choose_in_groups(few_rows(x, router.gate, layer.mlp_norm, eps), router)
+    return expert_rows(x, chosen, weights, layer.experts, layer.mlp_norm, eps, x)
+
+
+def _many(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
+    spec, eps, router = layer.attention, layer.norm_eps, layer.router
+    projected = linear(norm(x, layer.attention_norm, eps), layer.input)
+    latent.store_latent(projected, spec, ragged, pages, rope)
+    queries = projected
+    if layer.query is not None and layer.query_norm is not None:
+        rank = layer.query_norm.shape[0]
+        queries = linear(norm(projected[:, :rank], layer.query_norm, spec.norm_eps), layer.query)
+    still, end = spec.heads * spec.nope, spec.heads * (spec.nope + spec.rope)
+    absorbed, turning = linear(queries[:, :still].contiguous(), spec.absorb), queries[:, still:end]
+    mixed = latent.attend_latent(absorbed, turning, spec, ragged, pages, None, rope)
+    x = x + linear(linear(mixed, spec.output), layer.output)
+    normed = norm(x, layer.mlp_norm, eps)
+    chosen, weights = _nobody(x) if router is None else choose_in_groups(linear(normed, router.gate), router)
+    return expert_rows(normed, chosen, weights, layer.experts, None, 0.0, x)
+
+
+def _nobody(x: Tensor) -> tuple[Tensor, Tensor]:
+    """No expert for any row, but for the one that all rows take."""
+    return x.new_empty(len(x), 0, dtype=torch.int32), x.new_empty(len(x), 0)
