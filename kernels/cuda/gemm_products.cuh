@@ -17,6 +17,15 @@
 
 template <int COLUMNS> struct Product;
 
+// An operand that begins `bytes` behind another.
+__device__ __forceinline__ u64 further(u64 operand, int bytes) { return operand + bytes / 16; }
+// Bytes of `low` and `high` by four numbers below 8, one in each nibble (which __byte_perm would mask again).
+__device__ __forceinline__ u32 pick_bytes(u32 low, u32 high, u32 numbers) {
+    u32 x;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(low), "r"(high), "r"(numbers));
+    return x;
+}
+
 // A0 .. A5 are the numbers of the operands behind the COUNT sums.
 #define PRODUCT(WIDTH, COUNT, A0, A1, A2, A3, A4, A5) \
     template <> struct Product<WIDTH> { \

@@ -13,14 +13,18 @@
 #include "gemm_products.cuh"
 #include "gemm_copies.cuh"
 
-constexpr int CLUSTER = SPLIT * SHARE, CONSUMERS = 128 * ROW_GROUPS * DEPTH_GROUPS, ROWS = 64 * ROW_GROUPS, DEPTH = 128;
+constexpr int CLUSTER = SPLIT * SHARE, CONSUMERS = 128 * ROW_GROUPS * DEPTH_GROUPS, DEPTH = 128;
+constexpr int GROUP_ROWS = 64 * PASSES, ROWS = GROUP_ROWS * ROW_GROUPS;
+// With two passes a consumer's sums take most registers there are, and whole warpgroups trade them.
+constexpr int PRODUCERS = PASSES > 1 ? 128 : 32;
+static_assert(PASSES == 1 || FORMAT == 8 && GRAIN == 128, "a warpgroup's rows share their scale");
 static_assert(SPLIT == 1 || ONCE, "a cluster meets once");
 constexpr int PACKED = 64 * DEPTH / 2 + 64 * 4;  // bytes of 64 rows of one block of channels, FORMAT 4
 constexpr int WEIGHT = FORMAT == 8 ? ROWS * DEPTH : ROW_GROUPS * PACKED, ACTIVATION = TOKENS * DEPTH;
 constexpr bool WHOLE = DEPTH_GROUPS * SPLIT == 1 && TOKENS >= 16;  // no partial sums: bf16 leaves a warpgroup
-// Between tokens, in bytes: no two lanes of a store meet in a bank.
-constexpr int LEADING = WHOLE ? ROWS * 2 + 16 : ROWS * 4 + 16;
-constexpr int PARTIAL = DEPTH_GROUPS * TOKENS * LEADING;
+constexpr int LEADING = ROWS * 4 + 16;  // bytes between tokens of partial sums: no two lanes of a store meet in a bank
+constexpr int CHUNK = TOKENS < 64 ? TOKENS : 64;  // tokens that a warp writes at a time, WHOLE
+constexpr int PARTIAL = WHOLE ? CONSUMERS / 32 * CHUNK * 32 : DEPTH_GROUPS * TOKENS * LEADING;
 constexpr int TOGETHER = 16;  // tiles of tokens that pass all weights while they stay in the L2
 constexpr int ACTIVATIONS = FORMAT == 8 ? STAGES * WEIGHT : 0, WEIGHTS = FORMAT == 8 ? 0 : STAGES * ACTIVATION;
 constexpr int SCALES = STAGES * (WEIGHT + ACTIVATION), PARTIALS = ONCE ? 0 : SCALES + STAGES * TOKENS * 4;
@@ -141,7 +145,7 @@ struct WeightScales {
         return block < blocks ? __ldg(scales + block) : 0;
     }
     __device__ __forceinline__ WeightScales(const Parameters &p, const Tile &tile, int row_group) {
-        int row = tile.row + row_group * 64 + (GRAIN == 32 ? threadIdx.x % 128 / 64 * 32 : 0);
+        int row = tile.row + row_group * GROUP_ROWS + (GRAIN == 32 ? threadIdx.x % 128 / 64 * 32 : 0);
         int rows = (p.rows + GRAIN - 1) / GRAIN;
         scales = (const u32 *)p.weight_scales + ((u64)tile.expert * rows + min(row / GRAIN, rows - 1)) * p.blocks;
         blocks = p.blocks, begin = tile.first, now = read(begin), ahead = read(begin + 32);
@@ -185,29 +189,29 @@ __device__ __forceinline__ void release(u32 shared, int stage) {
 }
 
 __device__ __forceinline__ void multiply_fp8(u32 shared, int stage, int row_group, u32 scale,
-                                             float (&sums)[TOKENS / 2]) {
+                                             float (&sums)[PASSES][TOKENS / 2]) {
     float part[TOKENS / 2];
-    u32 weights = shared + WEIGHTS + stage * WEIGHT + row_group * 64 * DEPTH;
-    u32 activations = shared + ACTIVATIONS + stage * ACTIVATION;
+    u64 weights = operand(shared + WEIGHTS + stage * WEIGHT + row_group * GROUP_ROWS * DEPTH, 16);
+    u64 activations = operand(shared + ACTIVATIONS + stage * ACTIVATION, 16);
     constexpr int steps = GRAIN / 32;
 #pragma unroll
     for (int i = 0; i < TOKENS / 2; i++) part[i] = 0;
 #pragma unroll
-    for (int step = 0; step < 4; step++) {
+    for (int step = 0; step < 4 * PASSES; step++) {
         if (step % steps == 0) {
             hold(part);
             begin_products();
         }
-        Product<TOKENS>::run(part, operand(weights + 32 * step, 16), operand(activations + 32 * step, 16),
-                             step % steps > 0);
+        Product<TOKENS>::run(part, further(weights, step / 4 * 64 * DEPTH + step % 4 * 32),
+                             further(activations, step % 4 * 32), step % steps > 0);
         if (step % steps != steps - 1) continue;
         commit_products();
         TokenScales tokens(shared + SCALES + stage * TOKENS * 4);
         await_products<0>();
         hold(part);
-        if (step == 3 && TokenScales::AHEAD) release(shared, stage);
-        float weight = GRAIN == 128 ? __uint_as_float(scale) : scale_of(scale >> 8 * step & 255);
-        promote(sums, part, tokens, weight, weight);
+        if (step == 4 * PASSES - 1 && TokenScales::AHEAD) release(shared, stage);
+        float weight = GRAIN == 128 ? __uint_as_float(scale) : scale_of(scale >> 8 * (step % 4) & 255);
+        promote(sums[step / 4], part, tokens, weight, weight);
     }
     if (!TokenScales::AHEAD) release(shared, stage);
 }
@@ -218,15 +222,15 @@ __device__ __forceinline__ void multiply_fp8(u32 shared, int stage, int row_grou
 __device__ __forceinline__ void decode(u32 codes, u32 shift, u32 &low, u32 &high) {
     u32 small = shift * 0x01010100 + 0x14100800, large = shift * 0x01010101 + 0x24201c18;
     u32 magnitudes = codes & 0x77777777;
-    low = __byte_perm(small, large, magnitudes) | (codes & 0x80808080);
-    high = __byte_perm(small, large, magnitudes >> 16) | (codes << 4 & 0x80808080);
+    low = pick_bytes(small, large, magnitudes) | (codes & 0x80808080);
+    high = pick_bytes(small, large, magnitudes >> 16) | (codes << 4 & 0x80808080);
 }
 
-__device__ __forceinline__ void multiply_fp4(u32 shared, int stage, int row_group, float (&sums)[TOKENS / 2]) {
+__device__ __forceinline__ void multiply_fp4(u32 shared, int stage, int row_group, float (&sums)[PASSES][TOKENS / 2]) {
     float part[TOKENS / 2];
     int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
     u32 weights = shared + WEIGHTS + stage * WEIGHT + row_group * PACKED, codes[8], a[16];
-    u32 activations = shared + ACTIVATIONS + stage * ACTIVATION;
+    u64 activations = operand(shared + ACTIVATIONS + stage * ACTIVATION, 16);
     read16(weights + thread * 16, codes), read16(weights + 2048 + thread * 16, codes + 4);
     u32 first = read_word(weights + 4096 + row * 4), second = read_word(weights + 4096 + row * 4 + 32);
 #pragma unroll
@@ -241,36 +245,68 @@ __device__ __forceinline__ void multiply_fp4(u32 shared, int stage, int row_grou
     begin_products();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-        Product<TOKENS>::run(part, a + 4 * step, operand(activations + 32 * step, 16), step > 0);
+        Product<TOKENS>::run(part, a + 4 * step, further(activations, 32 * step), step > 0);
     commit_products();
     TokenScales tokens(shared + SCALES + stage * TOKENS * 4);
     await_products<0>();
     hold(part);
     if (TokenScales::AHEAD) release(shared, stage);
-    promote(sums, part, tokens, __uint_as_float(first & 0x7f800000), __uint_as_float(second & 0x7f800000));
+    promote(sums[0], part, tokens, __uint_as_float(first & 0x7f800000), __uint_as_float(second & 0x7f800000));
     if (!TokenScales::AHEAD) release(shared, stage);
 }
 
-// Sums to shared memory, [group of channels][token][row].
-__device__ __forceinline__ void leave(u32 shared, int row_group, int depth_group, const float (&sums)[TOKENS / 2]) {
-    int lane = threadIdx.x % 32, row = row_group * 64 + threadIdx.x % 128 / 32 * 16;
-    if (WHOLE) {  // four transposed squares of 8 x 8 at a time, each lane with the address of one token's eight rows
-        u32 to = shared + PARTIALS + (lane / 16 * 8 + lane % 8) * LEADING + (row + lane / 8 % 2 * 8) * 2;
+__device__ __forceinline__ bool is_written(const Parameters &p, const Tile &tile, int token) {
+    return !p.experts || __ldg(p.experts + tile.token + token) >= 0;
+}
+__device__ __forceinline__ u16 *output_of(const Parameters &p, const Tile &tile, int token, int row) {
+    return p.output + ((u64)tile.group * p.capacity + tile.token + token) * p.rows + row;
+}
+
+// Whole sums of a warp to memory as bf16, by way of shared memory of its own: sixteen rows, CHUNK tokens at a time.
+__device__ __forceinline__ void write_whole(const Parameters &p, const Tile &tile, u32 shared, int row_group,
+                                            const float (&sums)[PASSES][TOKENS / 2]) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 staging = shared + PARTIALS + warp * CHUNK * 32;
+    // Each lane has the address of eight rows of one token in four squares of 8 x 8: bank conflicts are swizzled away.
+    u32 to = staging + (lane / 16 * 8 + lane % 8) * 32 + ((lane / 8 ^ lane / 4) % 2 << 4);
 #pragma unroll
-        for (int i = 0; i < TOKENS / 2; i += 8)
-            store_squares(to + i * 2 * LEADING, pair(sums[i], sums[i + 1]), pair(sums[i + 2], sums[i + 3]),
-                          pair(sums[i + 4], sums[i + 5]), pair(sums[i + 6], sums[i + 7]));
-        return;
+    for (int at = 0; at < PASSES * TOKENS; at += CHUNK) {
+        int pass = at / TOKENS, first = at % TOKENS;
+        const float (&of)[TOKENS / 2] = sums[pass];
+#pragma unroll
+        for (int i = 0; i < CHUNK / 2; i += 8) {
+            const float *square = of + first / 2 + i;
+            store_squares(to + i * 64, pair(square[0], square[1]), pair(square[2], square[3]),
+                          pair(square[4], square[5]), pair(square[6], square[7]));
+        }
+        __syncwarp();
+        int row = tile.row + row_group * GROUP_ROWS + pass * 64 + warp % 4 * 16 + lane % 2 * 8;
+#pragma unroll
+        for (int i = 0; i < CHUNK; i += 16) {
+            int at_token = i + lane / 2, token = first + at_token;
+            u32 found[4];
+            read16(staging + at_token * 32 + ((lane ^ at_token / 4) % 2 << 4), found);
+            if (token < tile.tokens && row < p.rows && is_written(p, tile, token))
+                write16(output_of(p, tile, token, row), found[0], found[1], found[2], found[3]);
+        }
+        __syncwarp();
     }
-    u32 to = shared + PARTIALS + (depth_group * TOKENS + lane % 4 * 2) * LEADING + (row + lane / 4) * 4;
+}
+
+// Partial sums to shared memory, [group of channels][token][row].
+__device__ __forceinline__ void leave(u32 shared, int row_group, int depth_group,
+                                      const float (&sums)[PASSES][TOKENS / 2]) {
+    int lane = threadIdx.x % 32, row = row_group * GROUP_ROWS + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    u32 to = shared + PARTIALS + (depth_group * TOKENS + lane % 4 * 2) * LEADING + row * 4;
 #pragma unroll
-    for (int i = 0; i < TOKENS / 2; i++)
-        store_float(to + (i / 4 * 8 + i % 2) * LEADING + i / 2 % 2 * 32, sums[i]);
+    for (int i = 0; i < PASSES * TOKENS / 2; i++) {
+        int pass = i / (TOKENS / 2), j = i % (TOKENS / 2);
+        store_float(to + (j / 4 * 8 + j % 2) * LEADING + j / 2 % 2 * 32 + pass * 256, sums[pass][j]);
+    }
 }
 
 // bf16 of eight rows of a token: what all groups of channels left, added in their order.
 __device__ __forceinline__ void gather(u32 from, u32 (&found)[4]) {
-    if (WHOLE) return read16(from, found);
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 #pragma unroll
     for (int part = 0; part < SPLIT * DEPTH_GROUPS; part++) {
@@ -290,11 +326,10 @@ __device__ __forceinline__ void finish(const Parameters &p, const Tile &tile, u3
     int rank = blockIdx.x % SPLIT;
     for (int at = threadIdx.x * SPLIT + rank; at < tile.tokens * units; at += CONSUMERS * SPLIT) {
         int token = at / units, row = at % units * 8;
-        if (tile.row + row >= p.rows || p.experts && __ldg(p.experts + tile.token + token) < 0) continue;
+        if (tile.row + row >= p.rows || !is_written(p, tile, token)) continue;
         u32 found[4];
-        gather(shared + PARTIALS + token * LEADING + row * (WHOLE ? 2 : 4), found);
-        u16 *to = p.output + ((u64)tile.group * p.capacity + tile.token + token) * p.rows + tile.row + row;
-        write16(to, found[0], found[1], found[2], found[3]);
+        gather(shared + PARTIALS + token * LEADING + row * 4, found);
+        write16(output_of(p, tile, token, tile.row + row), found[0], found[1], found[2], found[3]);
     }
 }
 
@@ -304,9 +339,9 @@ __device__ __forceinline__ void consume(const Parameters &p, u32 shared) {
     Ring ring;
     bool again = false;
     for (Tile tile; walk.take(p, tile); again = true) {
-        float sums[TOKENS / 2];
+        float sums[PASSES][TOKENS / 2];
 #pragma unroll
-        for (int i = 0; i < TOKENS / 2; i++) sums[i] = 0;
+        for (int i = 0; i < PASSES * TOKENS / 2; i++) sums[i / (TOKENS / 2)][i % (TOKENS / 2)] = 0;
         WeightScales scales(p, tile, row_group);
         for (int block = tile.first, turn = 0; block < tile.end; block++, ring.advance()) {
             bool mine = turn == depth_group;
@@ -317,7 +352,12 @@ __device__ __forceinline__ void consume(const Parameters &p, u32 shared) {
             if (FORMAT == 8) multiply_fp8(shared, ring.stage, row_group, scale, sums);
             else multiply_fp4(shared, ring.stage, row_group, sums);
         }
-        if (ONCE || again) meet<1, CONSUMERS>();  // nobody reads the ring, or the sums of the tile before, any more
+        // Nobody reads the ring, or the sums of the tile before, any more.
+        if (ONCE || again && !WHOLE) meet<1, CONSUMERS>();
+        if (WHOLE) {
+            write_whole(p, tile, shared, row_group, sums);
+            continue;
+        }
         leave(shared, row_group, depth_group, sums);
         if (SPLIT > 1) meet_cluster();
         else meet<1, CONSUMERS>();
@@ -332,7 +372,7 @@ __device__ __forceinline__ void consume(const Parameters &p, u32 shared) {
 #define IN_CLUSTERS
 #endif
 
-extern "C" __global__ void IN_CLUSTERS __launch_bounds__(CONSUMERS + 32, RESIDENT)
+extern "C" __global__ void IN_CLUSTERS __launch_bounds__(CONSUMERS + PRODUCERS, RESIDENT)
 gemm_stream(const __grid_constant__ Parameters p) {
     extern __shared__ __align__(1024) uint4 memory[];
     u32 shared = address_of(memory);
@@ -349,10 +389,12 @@ gemm_stream(const __grid_constant__ Parameters p) {
     if (CLUSTER > 1) meet_cluster();
     else __syncthreads();
     if (threadIdx.x >= CONSUMERS) {
+        if (PASSES > 1) fewer_registers<40>();
         if (threadIdx.x == CONSUMERS) produce(p, shared);
         __syncwarp();
         if (SPLIT > 1) meet_cluster();
     } else {
+        if (PASSES > 1) more_registers<232>();
         consume(p, shared);
     }
     if (CLUSTER > 1) meet_cluster();  // the others read these sums and free their stages here

@@ -74,7 +74,7 @@ def parameters_of(
         found.packed, found.rows = weights.chunks.data_ptr(), weights.rows
     else:
         found.weight_scales, found.rows = weights.scales.data_ptr(), weights.codes.shape[1]
-        found.weight_map = _Map.from_buffer_copy(describe(weights.codes, (1, 64 * stream.row_groups, DEPTH)))
+        found.weight_map = _Map.from_buffer_copy(describe(weights.codes, (1, stream.block_rows, DEPTH)))
     return found
 
 
@@ -82,7 +82,8 @@ def defines_for(stream: Stream, fp4: bool, grain: int) -> dict[str, int]:
     """Macros the source is compiled with."""
     return {"FORMAT": 4 if fp4 else 8, "GRAIN": grain, "TOKENS": stream.tokens, "ROW_GROUPS": stream.row_groups,
             "DEPTH_GROUPS": stream.depth_groups, "SPLIT": stream.split, "STAGES": stream.stages(fp4),
-            "ONCE": int(stream.once), "RESIDENT": stream.resident, "SHARE": stream.share}  # fmt: skip
+            "ONCE": int(stream.once), "RESIDENT": stream.resident, "SHARE": stream.share,
+            "PASSES": stream.passes}  # fmt: skip
 
 
 def compile_for(stream: Stream, fp4: bool, grain: int, architecture: str = "sm_90a") -> tuple[bytes, str]:

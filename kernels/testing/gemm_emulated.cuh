@@ -62,6 +62,8 @@ template <int N> static void hold(float (&)[N]) {}
 static void begin_products() {}
 static void commit_products() {}
 template <int PENDING> static void await_products() {}
+template <int COUNT> static void more_registers() {}
+template <int COUNT> static void fewer_registers() {}
 static void barrier_arrive_in(u32 barrier, u32) { barrier_arrive(barrier); }
 static void meet_cluster() {}
 static u32 address_in(u32 address, u32) { return address; }
@@ -87,6 +89,7 @@ static void copy_box_to(u32, u32 to, const TensorMap *map, int x, int y, int z, 
 }
 
 static u64 operand(u32 address, u32) { return address; }
+static u64 further(u64 operand, int bytes) { return operand + bytes; }
 
 template <int COLUMNS> struct Product {
     static void add(float (&d)[COLUMNS / 2], const float (&a)[2][32], u64 b, int accumulate) {
@@ -118,7 +121,7 @@ template <int COLUMNS> struct Product {
 };
 
 template <typename T> static T __ldg(const T *from) { return *from; }
-static u32 __byte_perm(u32 x, u32 y, u32 selector) {
+static u32 pick_bytes(u32 x, u32 y, u32 selector) {
     u64 bytes = (u64)y << 32 | x;
     u32 found = 0;
     for (int i = 0; i < 4; i++) found |= (u32)(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
