@@ -169,7 +169,7 @@ async def test_a_push_to_a_killed_peer_fails_soon(link, start_peer):
     started = time.monotonic()
     with pytest.raises(Unavailable):
         await pusher.push(landing, SIZES, "t", 10.0)
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 5.0
 
 
 async def test_a_push_to_a_frozen_peer_ends_by_its_deadline(transport, link, start_peer):
@@ -294,11 +294,13 @@ async def test_an_idle_link_uses_less_than_half_a_percent_of_a_core(url, transpo
     assert await peer.push(pool.grant("t", TOTAL), SIZES, "t") == "ok"
     await next_notice(link)
     pool.release("t", Writer.FINISHED)
-    before, here = await peer.cpu_s(), time.process_time()
-    await asyncio.sleep(3.0)
-    there = await peer.cpu_s() - before
-    assert there / 3.0 < 0.005
-    assert (time.process_time() - here) / 3.0 < 0.01  # this process also runs the test
+    for _ in range(3):  # what this process and the machine do beside it can only add
+        before, here = await peer.cpu_s(), time.process_time()
+        await asyncio.sleep(3.0)
+        there, here = await peer.cpu_s() - before, time.process_time() - here
+        if there / 3.0 < 0.005 and here / 3.0 < 0.01:  # this process also runs the test
+            return
+    pytest.fail(f"{there / 3.0:.2%} of a core there, {here / 3.0:.2%} here")
 
 
 async def test_a_peer_leaves_cleanly(transport, start_peer, link, pool):
@@ -321,7 +323,7 @@ async def test_a_closed_link_ends_its_notices_and_its_pushes(url, start_peer):
     link = open_link(url, "leaving", 1)
     pusher, landing = Pusher(link, SEED), await peer.grant("t", 1000)
     await link.close()
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(10.0):
         assert [notice async for notice in link.notices()] == []
     with pytest.raises(ServiceError):
         await pusher.push(landing, [1000], "t", 1.0)
@@ -336,7 +338,7 @@ async def test_closing_does_not_wait_for_a_frozen_peer(transport, url, start_pee
     await peer.freeze()
     with pytest.raises(DeadlineExceeded) if transport != "ucx" else nullcontext():
         await pusher.push(large, [7 << 20], "large", 0.3)
-    async with asyncio.timeout(3.0):
+    async with asyncio.timeout(10.0):
         await link.close()
     await peer.thaw()
 

@@ -111,7 +111,7 @@ async def build(settings: EchoSettings) -> AsyncIterator[Service]:
     identity = new_identity(settings.service_name(), settings.instance)
     member = MemberInfo("echo", identity.instance, "", identity.epoch)
     servicer = EchoServicer()
-    progress = Progress(lambda: 1, lambda: 0, stall_s=0.3) if settings.wedged else Progress()
+    progress = Progress(lambda: 1, lambda: 0, stall_s=1.5) if settings.wedged else Progress()
     yield Service(servicers=[(add, servicer)], progress=progress, members=member)
     print(json.dumps({"event": "closed", "active": servicer.active}), flush=True)
 

@@ -43,6 +43,7 @@ class FaultProxy:
         self._connections: set[asyncio.StreamWriter] = set()
         self.faults = Faults()
         self.flipped = 0
+        self.forwarded = 0  # bytes, both ways
         self.address = ""
 
     def cut(self) -> None:
@@ -84,6 +85,7 @@ class FaultProxy:
                 continue
             writer.write(self._flip(bytearray(data)) if to_server and faults.flip_every_bytes else data)
             await writer.drain()
+            self.forwarded += len(data)
         if writer.can_write_eof():
             writer.write_eof()
 

@@ -6,12 +6,15 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
+from random import SystemRandom
 
 from fabric import binaries
 from tests.support import procs
 
 PASSWORD = "only-for-tests"
+_KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 Command = Callable[[Path], Sequence[str]]
 """The command line that serves from a data folder."""
@@ -78,10 +81,21 @@ def redis_server(folder: Path) -> Iterator[Server]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody holds now, all different; for programs that cannot choose and tell one themselves."""
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in listeners]
+    """Ports that nobody holds now, all different; for programs that cannot choose and tell one themselves.
+
+    The kernel gives no port of this range away by itself, so that none is gone before its program takes it.
+    """
+    first_of_kernel = int(_KERNELS_PORTS.read_text().split()[0])
+    drawn = SystemRandom().sample(range(first_of_kernel // 2, first_of_kernel), 50 * count)
+    return list(islice(filter(_is_free, drawn), count))
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

@@ -82,13 +82,18 @@ async def test_sigterm_lets_50_streams_end_and_exits_with_0(start):
     async with Channels() as channels:
         stub = channels.stub(EchoStub, process.json()["address"])
 
-        async def consume() -> int:
-            return len([reply async for reply in stream(stub.Stream, b"30,0.05", timeout_s=20.0)])
+        async def consume(begun: asyncio.Event) -> int:
+            replies = 0
+            async for _ in stream(stub.Stream, b"60,0.05", timeout_s=20.0):
+                replies += 1
+                begun.set()
+            return replies
 
-        streams = [asyncio.create_task(consume()) for _ in range(50)]
-        await asyncio.sleep(0.3)
+        events = [asyncio.Event() for _ in range(50)]
+        streams = [asyncio.create_task(consume(begun)) for begun in events]
+        await asyncio.gather(*(begun.wait() for begun in events))
         process.terminate()
-        assert await asyncio.gather(*streams) == [30] * 50
+        assert await asyncio.gather(*streams) == [60] * 50
         assert await asyncio.to_thread(process.wait) == 0
         assert process.json() == {"event": "closed", "active": 0}
 

@@ -44,20 +44,18 @@ def test_that_measures_nothing():
     pass
 """
 
-ONE = """
-import pytest
 
-@pytest.mark.promise(2)
-def test_it(promise):
-    promise(2, "x", 1, exactly=1)
-"""
+def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
+    """A run that settings of no folder above reach."""
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\nmarkers = chaos\n")
+    return pytester.runpytest("-p", "tests.support.promises", *options)
 
 
 @pytest.fixture
 def rows(pytester: pytest.Pytester) -> dict[str, list[tuple[str, ...]]]:
     """Cells of the written file by promise, after a run of TESTS."""
     pytester.makepyfile(TESTS)
-    result = pytester.runpytest("-p", "tests.support.promises", "-p", "no:randomly", "--promises", "out.md")
+    result = run(pytester, "-p", "no:randomly", "--promises", "out.md")
     result.assert_outcomes(passed=4, failed=2, skipped=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     found: dict[str, list[tuple[str, ...]]] = {}
@@ -86,7 +84,7 @@ def test_figures_failures_skips_and_gaps_are_all_shown(rows: dict[str, list[tupl
 
 def test_a_promise_that_does_not_exist_is_a_usage_error(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import pytest\n@pytest.mark.promise(999)\ndef test_it():\n    pass\n")
-    result = pytester.runpytest("-p", "tests.support.promises")
+    result = run(pytester)
     assert result.ret not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     result.stderr.fnmatch_lines(["*there are no promises*999*"])
 
@@ -95,7 +93,7 @@ def test_without_the_option_nothing_is_printed_or_written(pytester: pytest.Pytes
     pytester.makepyfile(
         "import pytest\n@pytest.mark.promise(2)\ndef test_it(promise):\n    promise(2, 'x', 1, exactly=1)\n"
     )
-    result = pytester.runpytest("-p", "tests.support.promises")
+    result = run(pytester)
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("*promises*kept*")
     assert [path.suffix for path in Path(pytester.path).glob("*.md")] == []
@@ -115,7 +113,7 @@ def test_a_busy_machine_may_be_late_where_nobody_reads_the_figures(
         "def test_count(promise):\n"
         "    promise(13, 'steps', 2, at_most=1)\n"
     )
-    result = pytester.runpytest("-p", "tests.support.promises", *option)
+    result = run(pytester, *option)
     result.assert_outcomes(passed=passed, failed=3 - passed)
 
 
@@ -123,8 +121,7 @@ def test_promise_implies_chaos(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         "import pytest\n@pytest.mark.promise(2)\ndef test_it():\n    pass\ndef test_other():\n    pass\n"
     )
-    pytester.makeini("[pytest]\nmarkers = chaos")
-    result = pytester.runpytest("-p", "tests.support.promises", "-m", "chaos")
+    result = run(pytester, "-m", "chaos")
     result.assert_outcomes(passed=1, deselected=1)
 
 
