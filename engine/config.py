@@ -32,6 +32,7 @@ class EngineConfig:
     batch_invariant: bool = False
     threads: int | None = None
     kernels: str = "auto"
+    graphs: bool = True  # decode as CUDA graphs, where the kernels can be captured
     device: str = "cpu"  # cpu, cuda or cuda:N: where weights and caches are
     model_name: str = ""  # empty: the directory's name
     offers: OfferPolicy = STANDARD  # of what waits for a store

@@ -10,7 +10,7 @@ import torch
 
 from engine.assembly import assemble
 from engine.batch import RaggedBatch
-from engine.cache.pool import CachePool
+from engine.cache.pool import Allocate, CachePool
 from engine.checkpoint.progress import load_bar
 from engine.commit import Committer
 from engine.config import EngineConfig
@@ -18,6 +18,7 @@ from engine.detokenize import Decode, open_tokenizer
 from engine.errors import DuplicateRequest, Exhausted, ForwardFailed, UnknownRequest
 from engine.events import Event, Failed, Finished, Preempted
 from engine.families import TakesImages, open_family
+from engine.graphs import DecodeGraphs, Decodes
 from engine.intake import Intake
 from engine.memory import KVMemory
 from engine.model import ModelInfo, model_revision
@@ -66,6 +67,8 @@ class Engine:
     ) -> None:
         self.model, self.pool, self.config = model, pool, config
         self._family = family
+        captured = isinstance(family, Decodes) and family.captures and config.graphs and pool.blocks.is_cuda
+        self._graphs = DecodeGraphs(family, pool, config.max_sequences) if captured else None
         num_blocks, num_slots = pool.blocks.shape[0], pool.slots.shape[0]
         layout = model.layout
         self.memory = KVMemory(num_blocks, num_slots, layout.block_tokens, layout.anchored, layout.replay.tokens)
@@ -87,8 +90,11 @@ class Engine:
         self.blocked = False  # the last step found work and room for none of it: only a release or a cancel helps
 
     @classmethod
-    def open(cls, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> Engine:
-        """Load the model of `config`. A model without tokenizer.json opens, and refuses stop strings.
+    def open(
+        cls, config: EngineConfig, clock: Callable[[], float] = time.monotonic, allocate: Allocate | None = None
+    ) -> Engine:
+        """Load the model of `config`, with a cache pool in memory from `allocate`, if that is given and it is the
+        host's. A model without tokenizer.json opens, and refuses stop strings.
 
         Raises InvalidParameter for a wrong setting, CheckpointError for a wrong model and KernelError for kernels that
         cannot run here; each says what to do.
@@ -109,7 +115,7 @@ class Engine:
             served(family.layout, config.window_state, family.max_context_tokens),
             family.image_input if isinstance(family, TakesImages) else None,
         )
-        pool = CachePool(model.layout, *config.memory(model.layout), dtype, ops.device)
+        pool = CachePool(model.layout, *config.memory(model.layout), dtype, ops.device, allocate)
         tokenizer = config.model_dir / "tokenizer.json"
         engine = cls(family, pool, model, config, open_tokenizer(tokenizer) if tokenizer.exists() else None, clock)
         engine._warm_up()
@@ -297,7 +303,7 @@ class Engine:
         batch, rows = assemble(plan.chunks, self.model.layout)
         try:
             with torch.inference_mode():
-                logits = Logits(self._family.forward(batch, self.pool))
+                logits = self._logits(batch)
         except Exception as error:  # whatever a request makes the model raise must not take the others along
             return self._isolate(plan, error)
         events = self._committer.commit(rows, logits)
@@ -309,6 +315,11 @@ class Engine:
             elif sequence.stop is not None:
                 events.append(self._finished(sequence))
         return events
+
+    def _logits(self, batch: RaggedBatch) -> Logits:
+        if self._graphs is not None and self._graphs.takes(batch):
+            return self._graphs.run(batch)
+        return Logits(self._family.forward(batch, self.pool))
 
     def _warm_up(self) -> None:
         """Run one short request, so that compiling kernels delays the start and not the first user."""

@@ -63,4 +63,5 @@ class Ops:
     attend_expanded: Callable[[Tensor, Tensor, Tensor, MlaSpec, range, Tensor | None, RopeTable], Tensor]
     route_groups: Callable[[Tensor, GroupRouterSpec], tuple[Tensor, Tensor]]
     mla_layer: Callable[[Tensor, MlaLayer, Ragged, Pages, RopeTable], Tensor]
+    captures: bool = False  # whether a decode step of these waits for nothing, so that a CUDA graph can hold it
     device: torch.device = CPU  # where weights, caches and activations are

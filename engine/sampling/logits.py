@@ -13,11 +13,13 @@ from engine.sampling.sampler import Choice, Row, choose
 
 
 class Logits:
-    """fp32 `[rows, vocab]`."""
+    """fp32 `[rows, vocab]`. On a device, making them waits until the step is done."""
 
-    def __init__(self, logits: torch.Tensor) -> None:
-        self._logits = logits
-        self._best = _best(logits) if logits.is_cuda and len(logits) else None
+    def __init__(self, logits: torch.Tensor, found: torch.Tensor | None = None) -> None:
+        """`found`: what `best` says of these rows, and perhaps of more behind them, where it is known."""
+        self._logits, self._best = logits, None
+        if logits.is_cuda and len(logits):
+            self._best = (best(logits) if found is None else found).cpu().numpy()
 
     @cached_property
     def array(self) -> NDArray[np.float32]:
@@ -32,7 +34,6 @@ class Logits:
         return [Choice(int(tokens[place]) if finite[place] else None, None) for place in places]
 
 
-def _best(logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Each row's first best token, and whether the row is finite; one copy, which also says that the step is done."""
-    found = torch.stack([logits.argmax(1), logits.isfinite().all(1).long()]).cpu().numpy()
-    return found[0], found[1].astype(bool)
+def best(logits: torch.Tensor) -> torch.Tensor:
+    """int64 [2, rows]: each row's first best token, and whether the row is finite."""
+    return torch.stack([logits.argmax(1), logits.isfinite().all(1).long()])

@@ -49,7 +49,8 @@ class Mla:
         self.kernels = ops.name
         self.layout = mla_layout(config, str(dtype).removeprefix("torch."), block_tokens, options.mark)
         self.vocab_size, self.max_context_tokens = config.vocab_size, config.max_context_tokens
-        self.eos_token_ids, self.rates = config.eos_token_ids, ()
+        self.eos_token_ids = config.eos_token_ids
+        self.captures = ops.captures and config.index is None
         self._ops, self._expandable = ops, expandable
         self._rotary = GrowingRope(config.rotary.rope, config.rope, config.rotary.amplitude, ops.device)
         self._attention = Attention(ops, index_rounding(config, options, ops))
@@ -65,10 +66,16 @@ class Mla:
         x = self._last(self._through(last, step), np.asarray(batch.logit_rows, np.int64), last, step)
         return self._ops.linear(self.normed(x), self.weights.logits)
 
+    def plan(self, batch: RaggedBatch, cache: CachePool) -> Ragged:
+        """As engine.graphs.Decodes.plan."""
+        check(batch, cache, self.vocab_size, self.max_context_tokens)
+        return ragged(batch, ())
+
     @torch.inference_mode()
     def decode(self, rows: Ragged, cache: CachePool) -> torch.Tensor:
-        """Logits fp32 [rows, vocabulary] of a batch of one row each. As engine.graphs.Decodes.decode."""
-        step = self._step(rows, cache, expandable=False)
+        """As engine.graphs.Decodes.decode. The rotary table is made whole, for a graph remembers where it is."""
+        rope = self._rotary.upto(self.max_context_tokens)
+        step = Step(rows, forms(self.config, rows, expandable=False), cache, rope)
         return self._ops.linear(self.normed(self._through(len(self.weights.layers), step)), self.weights.logits)
 
     def trunk(self, batch: RaggedBatch, cache: CachePool) -> torch.Tensor:
@@ -95,13 +102,10 @@ class Mla:
 
     def begin(self, batch: RaggedBatch, cache: CachePool) -> Step:
         """What all layers of one forward share. Raises ValueError for a batch that does not fit the cache."""
-        check(batch, cache, self.vocab_size, self.max_context_tokens)
+        rows = self.plan(batch, cache)
         self._ops.begin()
-        return self._step(ragged(batch, ()), cache, self._expandable)
-
-    def _step(self, rows: Ragged, cache: CachePool, expandable: bool) -> Step:
         rope = self._rotary.upto(int(np.max(rows.positions)) + 1)
-        return Step(rows, forms(self.config, rows, expandable), cache, rope)
+        return Step(rows, forms(self.config, rows, self._expandable), cache, rope)
 
     def run(self, x: torch.Tensor, layer: Layer, index: int, step: Step) -> torch.Tensor:
         """One layer [rows, hidden] -> [rows, hidden]; `index` is its place in the cache groups."""

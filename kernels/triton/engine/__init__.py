@@ -14,6 +14,7 @@ from kernels.triton.engine.routing import route_groups
 OPS = replace(
     reference.OPS,
     name="triton",
+    captures=True,
     linear=linear,
     experts=experts,
     store_latent=store_latent,

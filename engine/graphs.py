@@ -1,0 +1,138 @@
+"""Decode as one CUDA graph for each size of batch: static operands, one copy of the plan, one launch. Knows no ops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch import RaggedBatch
+from engine.cache.pool import CachePool
+from engine.sampling.logits import Logits, best
+from kernels.operands import Ragged, Windows
+from kernels.staging import flat, remember, views
+
+
+@runtime_checkable
+class Decodes(Protocol):
+    """What a family has besides whose decode step can be captured."""
+
+    captures: bool  # whether its operators wait for nothing and allocate nothing of their own
+    max_context_tokens: int
+
+    def plan(self, batch: RaggedBatch, cache: CachePool) -> Ragged:
+        """The batch as the operators read it. Raises ValueError if it does not fit the cache."""
+
+    def decode(self, rows: Ragged, cache: CachePool) -> Tensor:
+        """Logits fp32 [rows, vocabulary] of a batch of one row each.
+
+        Only what is staged of `rows` is read, but for shapes. Rows whose position is negative touch nothing cached.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """One size: `host` is pinned memory that `plan` names piece by piece and `device` is copied from."""
+
+    plan: Ragged
+    host: Tensor
+    device: Tensor
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor
+    best: Tensor
+
+
+class DecodeGraphs:
+    """Graphs for batches of up to `most` sequences, captured at once; what a run returns is valid until the next."""
+
+    def __init__(self, family: Decodes, pool: CachePool, most: int) -> None:
+        self._family, self._pool = family, pool
+        self._width = min(pool.layout.blocks_for(family.max_context_tokens), pool.blocks.shape[0])
+        self._memory = torch.cuda.graph_pool_handle()
+        self._copied = torch.cuda.Event()
+        self._sizes = {size: self._capture(size) for size in reversed(sizes_of(most))}  # the largest takes the memory
+
+    def takes(self, batch: RaggedBatch) -> bool:
+        """Whether the batch is one of decode alone that some graph has room for."""
+        plain = batch.replay is None and batch.images is None
+        return plain and batch.rows == batch.sequences == len(batch.logit_rows) <= max(self._sizes)
+
+    def run(self, batch: RaggedBatch) -> Logits:
+        """The logits of a batch that `takes` admits. Raises ValueError if it does not fit the cache."""
+        rows = self._family.plan(batch, self._pool)
+        captured = self._sizes[min(size for size in self._sizes if size >= batch.rows)]
+        self._copied.synchronize()  # of the run before, from the same memory
+        lay(rows, captured.plan)
+        captured.device.copy_(captured.host, non_blocking=True)
+        self._copied.record()
+        captured.graph.replay()
+        return Logits(captured.logits[: batch.rows], captured.best)
+
+    @torch.inference_mode()
+    def _capture(self, size: int) -> _Captured:
+        shape = nobody(size, self._width, self._family.plan(_one(), self._pool).windows)
+        host = torch.from_numpy(flat(shape)).pin_memory()
+        device = host.to(self._pool.blocks.device)
+        plan = _mapped(host, shape)
+        remember(plan, views(device, plan))
+        best(self._family.decode(plan, self._pool))  # compiles, and lets libraries allocate
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            logits = self._family.decode(plan, self._pool)
+            found = best(logits)
+        return _Captured(plan, host, device, graph, logits, found)
+
+
+def sizes_of(most: int) -> list[int]:
+    """Powers of two below `most`, and `most`."""
+    return [*(1 << bit for bit in range((most - 1).bit_length())), most]
+
+
+def nobody(size: int, width: int, rates: dict[int, Windows]) -> Ragged:
+    """A batch of `size` rows, each a sequence of `width` blocks at most, none of them live."""
+    none, zeros = np.full(size, -1, np.int32), np.zeros(size, np.int32)
+    return Ragged(
+        tokens=zeros,
+        positions=none,
+        sequences=np.arange(size, dtype=np.int32),
+        starts=np.arange(size + 1, dtype=np.int32),
+        context=zeros,
+        slots=none,
+        tables=np.zeros((size, width), np.int32),
+        windows={rate: Windows(none, zeros) for rate in rates},
+        floors=zeros,
+    )
+
+
+def lay(rows: Ragged, plan: Ragged) -> None:
+    """Put `rows`, one a sequence, into the arrays of the larger `plan`, and nobody behind them."""
+    count = rows.rows
+    for name, filler in (("tokens", 0), ("positions", -1), ("context", 0), ("slots", -1)):
+        _fill(getattr(plan, name), getattr(rows, name), filler)
+    _fill(plan.floors, rows.window_floors, 0)
+    plan.tables[:count, : rows.tables.shape[1]] = rows.tables
+    for rate, windows in plan.windows.items():
+        _fill(windows.sequence, rows.windows[rate].sequence, -1)
+        _fill(windows.window, rows.windows[rate].window, 0)
+
+
+def _fill(target: np.ndarray, values: np.ndarray, filler: int) -> None:
+    target[: len(values)], target[len(values) :] = values, filler
+
+
+def _mapped(host: Tensor, shape: Ragged) -> Ragged:
+    """The batch of this shape whose arrays are the host's buffer."""
+    found = views(host, shape)
+    windows = {rate: Windows(first.numpy(), second.numpy()) for rate, (first, second) in found.windows.items()}
+    names = ("tokens", "positions", "sequences", "starts", "context", "slots", "tables", "floors")
+    return Ragged(**{name: getattr(found, name).numpy() for name in names}, windows=windows)
+
+
+def _one() -> RaggedBatch:
+    """The smallest batch: it is planned only, to learn which windows a family wants."""
+    none = np.zeros(1, np.int64)
+    return RaggedBatch(none, none, np.array([0, 1], np.int32), np.zeros(1, np.int32), ((0,),), none, none)
