@@ -1,4 +1,4 @@
-"""A random V2-Lite-shaped model of 16 B parameters that is made on the device and never written. Measures nothing."""
+"""A random V2-Lite-shaped model of 16 B parameters, made on the device and never written, and its size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.families.mla.build import build
-from engine.families.mla.config import parse
+from engine.families.mla.config import MlaConfig, parse
 from engine.families.mla.model import Mla
 from engine.families.mla.options import Options
 from kernels import Ops
@@ -84,3 +84,14 @@ def random_model(ops: Ops, seed: int, layers: int | None = None, block_tokens: i
     reader = RandomReader(seed, ops.device)
     weights = build(reader, config, ops, torch.bfloat16, True)  # type: ignore[arg-type]  # reads as a Reader does
     return Mla(config, Options(), weights, torch.bfloat16, ops, block_tokens, True)
+
+
+def weights_met(config: MlaConfig, experts: float) -> float:
+    """Numbers in the matrices that one step multiplies with when `experts` routed experts of each layer are chosen."""
+    queries = config.hidden * config.heads * (config.nope + config.rope)
+    latent = config.hidden * (config.latent_rank + config.rope)
+    heads = config.heads * (config.latent_rank * (config.nope + config.value) + config.value * config.hidden)
+    mlp = 3 * config.hidden * config.expert_inner * (experts + config.shared_experts) + config.experts * config.hidden
+    dense = sum(config.dense)
+    layers = len(config.dense) * (queries + latent + heads) + (len(config.dense) - dense) * mlp
+    return layers + dense * 3 * config.hidden * config.dense_inner + config.vocab_size * config.hidden

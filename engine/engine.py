@@ -68,7 +68,7 @@ class Engine:
         self.model, self.pool, self.config = model, pool, config
         self._family = family
         captured = isinstance(family, Decodes) and family.captures and config.graphs and pool.blocks.is_cuda
-        self._graphs = DecodeGraphs(family, pool, config.max_sequences) if captured else None
+        self.graphs = DecodeGraphs(family, pool, config.max_sequences) if captured else None
         num_blocks, num_slots = pool.blocks.shape[0], pool.slots.shape[0]
         layout = model.layout
         self.memory = KVMemory(num_blocks, num_slots, layout.block_tokens, layout.anchored, layout.replay.tokens)
@@ -317,9 +317,21 @@ class Engine:
         return events
 
     def _logits(self, batch: RaggedBatch) -> Logits:
-        if self._graphs is not None and self._graphs.takes(batch):
-            return self._graphs.run(batch)
-        return Logits(self._family.forward(batch, self.pool))
+        if self.graphs is not None and self.graphs.takes(batch):
+            return self.graphs.run(batch)
+        return Logits(self._forward(batch))
+
+    def _forward(self, batch: RaggedBatch) -> torch.Tensor:
+        """By as many threads as a step of so many rows is done fastest with."""
+        rows, most = len(batch.tokens), torch.get_num_threads()
+        threads, started = self._threads.of(rows), self._clock()
+        torch.set_num_threads(threads)
+        try:
+            logits = self._family.forward(batch, self.pool)
+        finally:
+            torch.set_num_threads(most)
+        self._threads.took(rows, threads, self._clock() - started)
+        return logits
 
     def _warm_up(self) -> None:
         """Run one short request, so that compiling kernels delays the start and not the first user."""

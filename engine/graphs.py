@@ -71,6 +71,10 @@ class DecodeGraphs:
         captured.graph.replay()
         return Logits(captured.logits[: batch.rows], captured.best)
 
+    def replay_largest(self) -> None:
+        """Queue the largest graph again with the operands of its last run: it computes and caches the same."""
+        self._sizes[max(self._sizes)].graph.replay()
+
     @torch.inference_mode()
     def _capture(self, size: int) -> _Captured:
         shape = nobody(size, self._width, self._family.plan(_one(), self._pool).windows)
