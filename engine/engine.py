@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
 import torch
 
+from engine import threads
 from engine.assembly import assemble
 from engine.batch import RaggedBatch
 from engine.cache.pool import Allocate, CachePool
@@ -66,7 +68,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model, self.pool, self.config = model, pool, config
-        self._family = family
+        self._family, self._clock, self._threads = family, clock, threads.ThreadChoice()
         captured = isinstance(family, Decodes) and family.captures and config.graphs and pool.blocks.is_cuda
         self.graphs = DecodeGraphs(family, pool, config.max_sequences) if captured else None
         num_blocks, num_slots = pool.blocks.shape[0], pool.slots.shape[0]
@@ -319,19 +321,8 @@ class Engine:
     def _logits(self, batch: RaggedBatch) -> Logits:
         if self.graphs is not None and self.graphs.takes(batch):
             return self.graphs.run(batch)
-        return Logits(self._forward(batch))
-
-    def _forward(self, batch: RaggedBatch) -> torch.Tensor:
-        """By as many threads as a step of so many rows is done fastest with."""
-        rows, most = len(batch.tokens), torch.get_num_threads()
-        threads, started = self._threads.of(rows), self._clock()
-        torch.set_num_threads(threads)
-        try:
-            logits = self._family.forward(batch, self.pool)
-        finally:
-            torch.set_num_threads(most)
-        self._threads.took(rows, threads, self._clock() - started)
-        return logits
+        work = partial(self._family.forward, batch, self.pool)
+        return Logits(threads.run(self._threads, len(batch.tokens), self._clock, work))
 
     def _warm_up(self) -> None:
         """Run one short request, so that compiling kernels delays the start and not the first user."""
