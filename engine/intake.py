@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from engine.detokenize import Decode
@@ -17,6 +18,7 @@ from engine.stops import StopWatch
 MAX_PRIORITY = 8
 _PASSES_PER_PRIORITY = 64  # bounded, so that no priority can starve another
 _MAX_SALT_BYTES = 256
+_REMEMBERED = 4  # prompts
 
 Request = GenerateRequest | PrefillRequest | DecodeRequest
 
@@ -29,12 +31,25 @@ class Intake:
         layout = model.layout
         self._identity = PrefixIdentity(model.revision, layout.fingerprint, layout.window_policy, layout.block_tokens)
         self._arrivals = 0
+        # A prompt is looked up, loaded and computed within moments. Of the newest ones it is known that they are fit,
+        # and which keys they have. They are found by identity: comparing thousands of tokens would take as long.
+        self._fit: deque[tuple[int, ...]] = deque(maxlen=_REMEMBERED)
+        self._chains: deque[tuple[Salt, tuple[int, ...], KeyChain]] = deque(maxlen=_REMEMBERED)
 
     def chain(self, salt: Salt, tokens: tuple[int, ...] | list[int], images: tuple[ImageSpan, ...] = ()) -> KeyChain:
         """Prefix keys of `tokens`, with these images among them, for the tenant of `salt`."""
         for part in (salt.tenant, salt.region) if isinstance(salt, RegionSalt) else (salt,):
             if not isinstance(part, bytes) or len(part) > _MAX_SALT_BYTES:
                 raise InvalidParameter("salt", "is not bytes or too long", f"use at most {_MAX_SALT_BYTES} bytes")
+        if images or not tokens or not isinstance(tokens, tuple):
+            return self._made(salt, tokens, images)
+        found = next((chain for at, of, chain in self._chains if of is tokens and at == salt), None)
+        if found is None:
+            found = self._made(salt, tokens, images)
+            self._chains.append((salt, tokens, found))
+        return found.copy()
+
+    def _made(self, salt: Salt, tokens: tuple[int, ...] | list[int], images: tuple[ImageSpan, ...]) -> KeyChain:
         chain = KeyChain(salt, self._identity, marks(images))
         chain.grow(tokens)
         return chain
@@ -46,6 +61,7 @@ class Intake:
         params = request.sampling
         watch = StopWatch(params, self._model.eos_token_ids, self._decode)
         tokens = [*request.prompt, *request.emitted]
+        keyed = tokens if request.emitted else request.prompt
         sequence = Sequence(
             request_id=request.request_id,
             role=role,
@@ -57,7 +73,7 @@ class Intake:
             cache=request.cache,
             rank=self._arrivals - request.priority * _PASSES_PER_PRIORITY,
             arrived_s=self._clock(),
-            chain=self.chain(request.salt, tokens if request.cache else (), request.images),
+            chain=self.chain(request.salt, keyed if request.cache else (), request.images),
             watch=watch,
             images=request.images,
             offer_as=request.offer_as if request.cache else None,
@@ -69,11 +85,14 @@ class Intake:
 
     def check_tokens(self, field: str, tokens: tuple[int, ...]) -> None:
         """Raise InvalidParameter unless `tokens` is a non-empty tuple of ids of the vocabulary."""
+        if any(tokens is fit for fit in self._fit):
+            return
         if not isinstance(tokens, tuple) or not all(map(is_integer, tokens)):
             raise InvalidParameter(field, "must be a tuple of integers", "send token ids")
         if not tokens:
             raise InvalidParameter(field, "is empty", "send at least one token")
         require_vocabulary(field, tokens, self._model.vocab_size)
+        self._fit.append(tokens)
 
     def check_size(self, field: str, total_tokens: int) -> None:
         """Raise InvalidParameter if `total_tokens` exceed the context or the whole KV memory."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,6 +87,12 @@ class KeyChain:
         size = self._identity.block_tokens
         for index in range(len(self.keys), len(tokens) // size):
             self._append(index, tuple(tokens[index * size : (index + 1) * size]))
+
+    def copy(self) -> KeyChain:
+        """Another chain of the same tokens, which grows by itself."""
+        other = copy(self)
+        other.keys, other.contents = list(self.keys), list(self.contents)
+        return other
 
     def parent(self, index: int) -> bytes:
         """Key of the block before `index`; 32 zero bytes for the first."""

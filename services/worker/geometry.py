@@ -78,10 +78,12 @@ class Handoff:
 
     def block_places(self, block: int) -> Iterator[Place]:
         """Extents of one block, in pool order."""
+        return self._block_places(block, self.layout.globals, self.layout.block_bytes)
+
+    def _block_places(self, block: int, groups: Sequence[CacheGroup], block_bytes: int) -> Iterator[Place]:
         size = self.layout.block_tokens
         tokens = min(size, self.tokens - block * size)
-        start = (block - self.first_block) * self.layout.block_bytes
-        return _places(self.layout.globals, block, tokens, start)
+        return _places(groups, block, tokens, (block - self.first_block) * block_bytes)
 
     def window_places(self) -> Iterator[Place]:
         """Extents of the window groups at the end of the prompt."""
@@ -89,8 +91,9 @@ class Handoff:
 
     def places(self) -> Iterator[Place]:
         """Everything that the receiver needs and does not hold."""
+        groups, block_bytes = self.layout.globals, self.layout.block_bytes  # reckoned anew each time they are asked for
         for block in range(self.first_block, self.blocks):
-            yield from self.block_places(block)
+            yield from self._block_places(block, groups, block_bytes)
         yield from self.window_places()
 
 
