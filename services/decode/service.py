@@ -106,7 +106,7 @@ async def build(settings: DecodeSettings) -> AsyncIterator[Service]:
         # Tickets that wait for their prefill are work too: notices and sweeps are the steps that it takes.
         pending = lambda: desk.open + keeper.pending + (not runner.healthy)  # noqa: E731
         signs = lambda: desk.signs + keeper.done + runner.steps  # noqa: E731
-        moving = Progress(pending, signs, settings.stall_s, lambda: desk.unfit)
+        moving = Progress(pending, signs, settings.wedged_s, lambda: desk.unfit)
         servicer = DecodeServicer(core, desk, board, settings)
         yield Service(
             servicers=[(rpc.add_DecodeServiceServicer_to_server, servicer)],

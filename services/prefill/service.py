@@ -99,7 +99,7 @@ async def build(settings: PrefillSettings) -> AsyncIterator[Service]:
             progress=Progress(
                 lambda: worker.live + keeper.pending + (not runner.healthy),
                 lambda: worker.done + keeper.done + runner.steps,
-                settings.stall_s,
+                settings.wedged_s,
             ),
             members=core.member(),
             metrics=core.metrics,

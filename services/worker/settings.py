@@ -41,8 +41,16 @@ class WorkerSettings(ServiceSettings):
     store_anchor_share: float = Field(
         0.125, ge=0, description="bytes of anchors per byte of blocks stored before a request ends; 0: none before"
     )
-    stall_s: float = Field(30.0, gt=0, description="seconds without an engine step, while work waits, that mean stuck")
+    stall_s: float = Field(
+        30.0, gt=0, description="seconds without an engine step, while work waits, that mean stuck; store_hold_s on top"
+    )
     watch_period_s: float = Field(0.05, gt=0, description="seconds between two looks at the load for Watch")
+
+    @property
+    def wedged_s(self) -> float:
+        """Seconds without a sign of progress, while something waits, that mean stuck: a kvstore may let blocks wait for
+        longer than any step takes."""
+        return self.stall_s + self.store_hold_s if self.kvstore else self.stall_s
 
     def engine_config(self) -> EngineConfig:
         """Raises engine.errors.InvalidParameter where the values do not fit together."""
