@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -10,6 +12,8 @@ from engine.layout import CacheGroup, GroupKind, Layout
 from kernels.operands import CPU, Pages, Ring
 
 _TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Zeroed host memory of so many bytes, uint8 [n], of a kind that its maker knows a use for.
+Allocate = Callable[[int], np.ndarray]
 
 
 class CachePool:
@@ -17,16 +21,17 @@ class CachePool:
 
     `blocks` is uint8 `[num_blocks, layout.block_bytes]`, `slots` uint8 `[num_slots, layout.window_bytes]`; transports
     register the two as they are. A fresh pool is zero: entries nobody wrote are never read. Both are on `device`;
-    extents are views that the host writes, so only a pool on the CPU has them.
+    extents are views that the host writes, so only a pool on the CPU has them, and only such a one asks `allocate` for
+    its memory.
     """
 
     def __init__(
         self, layout: Layout, num_blocks: int, num_slots: int, dtype: torch.dtype,
-        device: torch.device = CPU,
+        device: torch.device = CPU, allocate: Allocate | None = None,
     ) -> None:  # fmt: skip
         self.layout, self.dtype = layout, dtype
-        self.blocks = torch.zeros(num_blocks, layout.block_bytes, dtype=torch.uint8, device=device)
-        self.slots = torch.zeros(num_slots, layout.window_bytes, dtype=torch.uint8, device=device)
+        self.blocks = _zeros(num_blocks, layout.block_bytes, device, allocate)
+        self.slots = _zeros(num_slots, layout.window_bytes, device, allocate)
         self._block_bytes, self._slot_bytes = _on_host(self.blocks), _on_host(self.slots)
         self._offsets = {**_offsets(layout.globals), **_offsets(layout.windows)}
         self._pages = {group.name: self._page_views(group) for group in layout.globals}
@@ -77,6 +82,12 @@ class CachePool:
         typed = storage.view(dtype)
         array = _on_host(storage.view(torch.uint16 if dtype == torch.bfloat16 else dtype))
         return typed, array, self._offsets[group.name] // dtype.itemsize, group.record_bytes // dtype.itemsize
+
+
+def _zeros(rows: int, width: int, device: torch.device, allocate: Allocate | None) -> torch.Tensor:
+    if allocate is None or device.type != "cpu" or not rows * width:
+        return torch.zeros(rows, width, dtype=torch.uint8, device=device)
+    return torch.from_numpy(allocate(rows * width)).view(rows, width)
 
 
 def _on_host(storage: torch.Tensor) -> np.ndarray | None:
