@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 
-from bench import kernels_decode, kernels_dense_decode, kernels_select
+from bench import kernels_decode, kernels_dense_decode, kernels_prefill, kernels_select
 from bench.kernels_timing import Ceilings, measure_ceilings, median_us
 from bench.table import Row, report
 from kernels.cuda.driver import compile_ahead
 
-GROUPS = ("decode", "dense", "select")
+GROUPS = ("decode", "dense", "prefill", "select")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,6 +48,7 @@ def compile_sources(groups: tuple[str, ...]) -> dict[str, str]:
     """Reports of the compiler, by kernel. Before anything else uses CUDA."""
     sources = kernels_decode.sources() if "decode" in groups else []
     sources += kernels_dense_decode.sources() if "dense" in groups else []
+    sources += kernels_prefill.sources() if "prefill" in groups else []
     sources += kernels_select.sources() if "select" in groups else []
     return compile_ahead(sources, os.cpu_count() or 1)
 
@@ -63,6 +64,8 @@ def measured(groups: tuple[str, ...], seed: int) -> Iterator[Row]:
         yield from kernels_decode.decode_rows(ceilings, seed)
     if "dense" in groups:
         yield from kernels_dense_decode.dense_rows(ceilings, seed)
+    if "prefill" in groups:
+        yield from kernels_prefill.prefill_rows(ceilings, seed)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from kernels.errors import KernelError
 from kernels.reference.dense_decode import WIDTH, PagedLatents, check_operands
 
 THREADS = 384
-SHARED_BYTES = 64 * WIDTH * 2 * 3 + 64 * 64 * 2 + 20 * 8 + 2 * 64 * 4
+SHARED_BYTES = 64 * WIDTH * 2 * 3 + 64 * 64 * 2 + 20 * 8 + 2 * 64 * 4 + 16
 SOURCE = Path(__file__).with_suffix(".cu")
 _MOST_ROWS_OF_MEMORY = 64  # with more, products take longer than their bytes
 
@@ -30,8 +30,8 @@ class _Parameters(ctypes.Structure):
                 ("lse", ctypes.c_void_p), ("lengths", ctypes.c_void_p), ("tables", ctypes.c_void_p),
                 ("partial", ctypes.c_void_p), ("partial_lse", ctypes.c_void_p), ("rows", ctypes.c_int),
                 ("heads", ctypes.c_int), ("page_tokens", ctypes.c_int), ("box", ctypes.c_int),
-                ("table_stride", ctypes.c_int), ("span", ctypes.c_int), ("splits", ctypes.c_int),
-                ("scale", ctypes.c_float), ("unused", ctypes.c_char * 40)]  # fmt: skip
+                ("table_stride", ctypes.c_int), ("span", ctypes.c_int), ("scale", ctypes.c_float),
+                ("unused", ctypes.c_char * 44)]  # fmt: skip
 
 
 def dense_decode(
@@ -53,7 +53,7 @@ def dense_decode(
     parameters = _Parameters(
         b"", query.data_ptr(), output.data_ptr(), lse.data_ptr(), cache.lengths.data_ptr(), cache.tables.data_ptr(),
         workspace.partial.data_ptr(), workspace.lse.data_ptr(), rows, heads, cache.page_tokens, box,
-        cache.tables.shape[1], split.span, split.most, scale * math.log2(math.e),
+        cache.tables.shape[1], split.span, scale * math.log2(math.e),
     )  # fmt: skip
     ctypes.memmove(ctypes.addressof(parameters), tensor_map(cache.pages, (1, box, 64)), 128)
     _kernel("dense_decode", ahead, device).launch((-(-rows // ROWS_A_BLOCK), split.most, batch), parameters)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.errors import KernelError
+from kernels.reference.sparse_decode import RecordKind, unpack
 
 WIDTH, VALUE_WIDTH = 576, 512
 
@@ -40,7 +41,24 @@ class PagedLatents:
         return self.pages[named].flatten(0, 1)[:length]
 
 
-def dense_decode(query: Tensor, cache: PagedLatents, scale: float) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedRecords:
+    """pages uint8 [pages, >= page_tokens * 656], V3.2's records one after another (reference/sparse_decode.py); tables
+    and lengths as those of `PagedLatents`."""
+
+    pages: Tensor
+    page_tokens: int
+    tables: Tensor
+    lengths: Tensor
+
+    def rows(self, sequence: int) -> Tensor:
+        """The keys of a sequence, float64 [length, 576]."""
+        length = max(int(self.lengths[sequence]), 0)
+        named = self.tables[sequence, : -(-length // self.page_tokens)].long()
+        return unpack(RecordKind.V32, self.pages[named], self.page_tokens)[:length]
+
+
+def dense_decode(query: Tensor, cache: PagedLatents | PagedRecords, scale: float) -> tuple[Tensor, Tensor]:
     """query [batch, tokens, heads, 576] -> float64 (output [batch, tokens, heads, 512], lse [batch, tokens, heads])."""
     batch, tokens, heads, _ = query.shape
     output = torch.zeros(batch, tokens, heads, VALUE_WIDTH, dtype=torch.float64, device=query.device)
@@ -55,7 +73,7 @@ def dense_decode(query: Tensor, cache: PagedLatents, scale: float) -> tuple[Tens
     return output, lse
 
 
-def check_operands(query: Tensor, cache: PagedLatents, output: Tensor, lse: Tensor) -> None:
+def check_operands(query: Tensor, cache: PagedLatents | PagedRecords, output: Tensor, lse: Tensor) -> None:
     """Raises KernelError naming the first operand that no implementation takes."""
     batch, tokens, heads = query.shape[:3]
     wanted = [
@@ -69,9 +87,24 @@ def check_operands(query: Tensor, cache: PagedLatents, output: Tensor, lse: Tens
         if tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
             found = f"{tensor.dtype} {list(tensor.shape)}"
             raise KernelError(f"{name} is {found}", fix=f"pass contiguous {dtype} {list(shape)}")
-    pages = cache.pages
+    if isinstance(cache, PagedLatents):
+        _check_latents(cache.pages)
+    else:
+        _check_records(cache.pages, cache.page_tokens)
+
+
+def _check_latents(pages: Tensor) -> None:
     if pages.dtype != torch.bfloat16 or pages.dim() != 3 or pages.shape[2] != WIDTH or pages.stride(2) != 1:
         found = f"{pages.dtype} {list(pages.shape)}"
         raise KernelError(f"pages are {found}", fix=f"pass torch.bfloat16 [pages, page_tokens, {WIDTH}]")
     if pages.stride(0) % 8 or pages.stride(1) % 8 or pages.data_ptr() % 16:
         raise KernelError(f"pages have strides {pages.stride()}", fix="align pages and rows to 16 bytes")
+
+
+def _check_records(pages: Tensor, page_tokens: int) -> None:
+    size = page_tokens * RecordKind.V32.value
+    if pages.dtype != torch.uint8 or pages.dim() != 2 or pages.shape[1] < size or pages.stride(1) != 1:
+        found = f"{pages.dtype} {list(pages.shape)}"
+        raise KernelError(f"pages are {found}", fix=f"pass torch.uint8 [pages, >= {size}]")
+    if pages.stride(0) % 16 or pages.data_ptr() % 16:
+        raise KernelError(f"pages have strides {pages.stride()}", fix="align pages to 16 bytes")

@@ -8,12 +8,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.reference.dense_decode import VALUE_WIDTH, WIDTH, PagedLatents, dense_decode
+from kernels.reference.dense_decode import VALUE_WIDTH, WIDTH, PagedLatents, PagedRecords, dense_decode
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Relative error (Frobenius), of lse, and of one channel: of its row's root mean square and of its own value."""
+
+    relative: float
+    lse: float
+    of_row: float
+    of_value: float
+
 
 # Weights and output are rounded to bf16 on the way (two roundings of 2**-9 each, at most).
-RELATIVE, LSE_ABSOLUTE = 6e-3, 1e-3
-# One channel: of the root mean square of its row, and of its own value.
-WORST_OF_ROW, WORST_OF_VALUE = 4e-2, 2e-2
+BF16 = Tolerance(6e-3, 1e-3, 4e-2, 2e-2)
+# Queries and weights are rounded to E4M3 (2**-4 each, at most).
+FP8 = Tolerance(4e-2, 5e-2, 3e-1, 1e-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +32,7 @@ class Case:
     """Operands of one call."""
 
     query: Tensor
-    cache: PagedLatents
+    cache: PagedLatents | PagedRecords
     scale: float
 
     def outputs(self) -> tuple[Tensor, Tensor]:
@@ -38,20 +49,10 @@ def make_case(
     """Random operands over scattered pages. Hostile: NaN and infinity wherever no key lies, tables that end in numbers
     of no page, rows of pages apart from each other, and scores whose peak rises by hundreds along a sequence."""
     draw = torch.Generator(device).manual_seed(seed)
-    counts = [-(-length // page_tokens) for length in lengths]
-    order = torch.randperm(sum(counts) + 2, generator=draw, device=device).int()
-    tables = torch.full((len(lengths), max(*counts, 1) + 1), 2_147_480_000, dtype=torch.int32, device=device)
-    pages = torch.randn(len(order), page_tokens, WIDTH, generator=draw, device=device).to(torch.bfloat16)
+    tables, named = _tables(lengths, page_tokens, draw)
+    pages = torch.randn(*named.shape, WIDTH, generator=draw, device=device).to(torch.bfloat16)
     if hostile:
         pages = _hostile(pages, draw)
-    named = torch.zeros(len(order), page_tokens, dtype=torch.bool, device=device)
-    first = 0
-    for sequence, (length, count) in enumerate(zip(lengths, counts, strict=True)):
-        tables[sequence, :count] = order[first : first + count]
-        places = torch.arange(count * page_tokens, device=device).view(count, page_tokens)
-        named[order[first : first + count].long()] = places < length
-        first += count
-    if hostile:
         pages[~named] = torch.nan
         pages[:, :, ::3][~named] = torch.inf
     query = torch.randn(len(lengths), tokens, heads, WIDTH, generator=draw, device=device).to(torch.bfloat16)
@@ -59,7 +60,51 @@ def make_case(
     return Case(query, cache, WIDTH**-0.5)
 
 
-def assert_case(case: Case, run: Callable[[Case], tuple[Tensor, Tensor]]) -> float:
+def make_record_case(
+    lengths: Sequence[int], tokens: int, heads: int, page_tokens: int, device: torch.device, seed: int,
+    hostile: bool = False,
+) -> Case:  # fmt: skip
+    """The same over FP8 records. Hostile: bytes that read as NaN wherever no key lies, between pages as well, and keys'
+    scales that grow along a sequence by two hundred times."""
+    draw = torch.Generator(device).manual_seed(seed)
+    tables, named = _tables(lengths, page_tokens, draw)
+    count = named.shape[0] * page_tokens
+    normal = torch.randn(count, WIDTH, generator=draw, device=device)
+    codes = (normal[:, :512] * 64).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    scales = (torch.rand(count, 4, generator=draw, device=device) + 0.5) / 64
+    if hostile:
+        ranks = torch.zeros(named.shape, device=device)
+        for sequence, length in enumerate(lengths):
+            used = tables[sequence, : -(-length // page_tokens)].long()
+            ranks[used] = torch.arange(used.numel(), device=device, dtype=torch.float32)[:, None] / max(used.numel(), 1)
+        scales *= torch.exp2(8 * ranks.flatten()[:, None] - 7)
+    plain = normal[:, 512:].to(torch.bfloat16).view(torch.uint8)
+    records = torch.cat([codes, scales.view(torch.uint8), plain], 1).view(*named.shape, -1)
+    records[~named] = 0xFF if hostile else 0
+    pages = torch.full((named.shape[0], page_tokens * records.shape[2] + 32), 0xFF, dtype=torch.uint8, device=device)
+    pages[:, :-32] = records.flatten(1)
+    query = torch.randn(len(lengths), tokens, heads, WIDTH, generator=draw, device=device).to(torch.bfloat16)
+    sizes = torch.tensor(lengths, dtype=torch.int32, device=device)
+    return Case(query, PagedRecords(pages, page_tokens, tables, sizes), WIDTH**-0.5)
+
+
+def _tables(lengths: Sequence[int], page_tokens: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Scattered pages of every sequence, and whether each place of each page holds a key, bool [pages, page_tokens]."""
+    device = draw.device
+    counts = [-(-length // page_tokens) for length in lengths]
+    order = torch.randperm(sum(counts) + 2, generator=draw, device=device).int()
+    tables = torch.full((len(lengths), max(*counts, 1) + 1), 2_147_480_000, dtype=torch.int32, device=device)
+    named = torch.zeros(len(order), page_tokens, dtype=torch.bool, device=device)
+    first = 0
+    for sequence, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        tables[sequence, :count] = order[first : first + count]
+        places = torch.arange(count * page_tokens, device=device).view(count, page_tokens)
+        named[order[first : first + count].long()] = places < length
+        first += count
+    return tables, named
+
+
+def assert_case(case: Case, run: Callable[[Case], tuple[Tensor, Tensor]], tolerance: Tolerance = BF16) -> float:
     """Runs twice and compares with float64. Returns the relative error (Frobenius); AssertionError beyond tolerance."""
     found, lse = run(case)
     again, lse_again = run(case)
@@ -70,13 +115,13 @@ def assert_case(case: Case, run: Callable[[Case], tuple[Tensor, Tensor]]) -> flo
     if not torch.equal(lse == torch.inf, empty) or bool((found[empty] != 0).any()):
         raise AssertionError("a token that sees no key must have output 0 and lse +inf")
     off = (lse - expected_lse)[~empty].abs()
-    if off.numel() and not float((off - LSE_ABSOLUTE).max()) <= 0:
+    if off.numel() and not float(off.max()) <= tolerance.lse:
         raise AssertionError(f"lse is off by {float(off.max()):.3g}")
     difference = found.to(torch.float64) - expected
     error = float(difference.norm() / expected.norm()) if bool((~empty).any()) else float(difference.norm())
     rows = expected.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-9)
-    worst = float((difference.abs() - WORST_OF_ROW * rows - WORST_OF_VALUE * expected.abs()).max())
-    if not (error <= RELATIVE and worst <= 0):
+    worst = float((difference.abs() - tolerance.of_row * rows - tolerance.of_value * expected.abs()).max())
+    if not (error <= tolerance.relative and worst <= 0):
         raise AssertionError(f"relative error {error:.3g}, one channel {worst:.3g} beyond its tolerance")
     return error
 

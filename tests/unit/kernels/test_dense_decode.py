@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 
+from kernels.cuda import dense_decode_fp8
 from kernels.cuda.dense_decode import compile_for
 from kernels.cuda.driver import has_nvrtc
 from kernels.cuda.spans import Split, fast_split, invariant_split, workspace_for
 from kernels.errors import KernelError
-from kernels.reference.dense_decode import check_operands, dense_decode
-from kernels.testing.dense_decode import Case, assert_case, make_case
+from kernels.reference.dense_decode import PagedLatents, PagedRecords, check_operands, dense_decode
+from kernels.reference.sparse_decode import RecordKind, unpack
+from kernels.testing.dense_decode import BF16, FP8, Case, assert_case, make_case, make_record_case
 
 CPU = torch.device("cpu")
 PAGES = (1, 2, 61, 64, 576)
@@ -52,6 +55,23 @@ def test_what_lies_behind_a_sequence_is_never_read(page: int) -> None:
     assert assert_case(small(hostile=True, page=page), run_reference) < 6e-3  # it reads as NaN and as infinity
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_bytes_behind_a_sequence_of_records_are_never_read(page: int) -> None:
+    case = make_record_case((0, 7, 1, 13), 2, 3, page, CPU, seed=4, hostile=True)
+    assert assert_case(case, run_reference, FP8) < 6e-3  # they read as NaN
+
+
+def test_records_are_decoded_as_the_latents_they_hold() -> None:
+    case = make_record_case((130, 7), 2, 3, 61, CPU, seed=5)
+    assert isinstance(case.cache, PagedRecords)
+    pages = unpack(RecordKind.V32, case.cache.pages, 61).view(-1, 61, 576)
+    latents = PagedLatents(pages, case.cache.tables, case.cache.lengths)  # in float64: every bit of a record's value
+    output, lse = dense_decode(case.query, latents, case.scale)
+    found, found_lse = dense_decode(case.query, case.cache, case.scale)
+    assert torch.equal(found, output)
+    assert torch.equal(found_lse, lse)
+
+
 @pytest.mark.parametrize("spoil", ["bits", "lse", "empty", "value"])
 def test_the_check_finds_what_it_is_for(spoil: str) -> None:
     case, calls = small(hostile=True), []
@@ -69,8 +89,10 @@ def test_the_check_finds_what_it_is_for(spoil: str) -> None:
             output[-1, 0, 0, 5] += 1000
         return output, lse
 
-    with pytest.raises(AssertionError):
-        assert_case(case, wrong)
+    for tolerance in (BF16, FP8):
+        calls.clear()
+        with pytest.raises(AssertionError):
+            assert_case(case, wrong, tolerance)
 
 
 def test_operands_no_kernel_takes_are_refused() -> None:
@@ -86,7 +108,16 @@ def test_operands_no_kernel_takes_are_refused() -> None:
         ((case.query, replace(case.cache, pages=pages[..., :512]), output, lse), "pages are"),
         ((case.query, replace(case.cache, pages=torch.zeros(9, 5, 577).bfloat16()[..., :576]), output, lse), "strides"),
     ]
+    records = make_record_case((0, 7, 1, 13), 2, 3, 5, CPU, seed=4).cache
+    assert isinstance(records, PagedRecords)
+    short, odd = records.pages[:, : 5 * 656 - 1], torch.zeros(9, 5 * 656 + 8, dtype=torch.uint8)
+    wrong += [
+        ((case.query, replace(records, pages=records.pages.int()), output, lse), "pages are"),
+        ((case.query, replace(records, pages=short), output, lse), "pages are"),
+        ((case.query, replace(records, pages=odd), output, lse), "strides"),
+    ]
     check_operands(case.query, case.cache, output, lse)
+    check_operands(case.query, records, output, lse)
     for operands, reason in wrong:
         with pytest.raises(KernelError, match=reason):
             check_operands(*operands)
@@ -120,4 +151,14 @@ def test_kernel_compiles_ahead_for_hopper_without_spills(ahead: int) -> None:
     cubin, report = compile_for(ahead)
     assert cubin
     assert report.count("0 bytes spill stores") == 2  # the kernel and `combine`
+    assert "serialized" not in report  # products would wait for each other
+
+
+@pytest.mark.skipif(not has_nvrtc(), reason="NVRTC comes with the extras 'dev' and 'gpu'")
+def test_kernel_over_records_compiles_ahead_for_hopper() -> None:
+    cubin, report = dense_decode_fp8.compile_for()
+    assert cubin
+    spilled = [int(found) for found in re.findall(r"(\d+) bytes spill stores", report)]
+    assert len(spilled) == 2  # the kernel and `combine`
+    assert max(spilled) <= 36  # two sums of a thread, once a tile
     assert "serialized" not in report  # products would wait for each other

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
-from kernels.cuda.dense_decode import dense_decode as launch
-from kernels.cuda.spans import Split, workspace_for
-from kernels.reference.dense_decode import PagedLatents
-from kernels.testing.dense_decode import Case, assert_case, make_case
+from kernels.cuda.dense_decode import dense_decode
+from kernels.cuda.dense_decode_fp8 import dense_decode_fp8
+from kernels.cuda.spans import Split, Workspace, workspace_for
+from kernels.reference.dense_decode import PagedRecords
+from kernels.testing.dense_decode import FP8, Case, assert_case, make_case, make_record_case
 
 PAGES = (1, 2, 61, 64, 576)
 LENGTHS = (0, 1, 63, 64, 65, 700, 3_000, 2)
@@ -18,12 +21,19 @@ _HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] ==
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not _HOPPER, reason="needs a Hopper GPU")]
 
 
+def launch(case: Case, split: Split, workspace: Workspace, output: torch.Tensor, lse: torch.Tensor) -> None:
+    if isinstance(case.cache, PagedRecords):
+        dense_decode_fp8(case.query, case.cache, case.scale, split, workspace, output, lse)
+    else:
+        dense_decode(case.query, case.cache, case.scale, split, workspace, output, lse)
+
+
 def run_kernel(case: Case, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
     output, lse = case.outputs()
     batch, tokens, heads, _ = case.query.shape
     workspace = workspace_for(split, batch, tokens * heads, case.query.device)
     workspace.partial.fill_(torch.nan)
-    launch(case.query, case.cache, case.scale, split, workspace, output, lse)
+    launch(case, split, workspace, output, lse)
     return output, lse
 
 
@@ -34,24 +44,27 @@ def test_kernel_equals_float64_on_a_gpu(page: int, split: Split) -> None:
         for hostile in (False, True):
             case = make_case(LENGTHS, tokens, heads, page, torch.device("cuda"), tokens + page, hostile)
             assert_case(case, partial(run_kernel, split=split))
+            case = make_record_case(LENGTHS, tokens, heads, page, torch.device("cuda"), tokens + page, hostile)
+            assert_case(case, partial(run_kernel, split=split), FP8)
 
 
-def test_kernel_has_the_same_bits_alone_in_a_batch_and_from_a_graph() -> None:
-    case, split = make_case(LENGTHS, 2, 64, 64, torch.device("cuda"), 5, hostile=True), Split(1_024, 3)
+@pytest.mark.parametrize("make", [make_case, make_record_case])
+def test_kernel_has_the_same_bits_alone_in_a_batch_and_from_a_graph(make: Callable[..., Case]) -> None:
+    case, split = make(LENGTHS, 2, 64, 64, torch.device("cuda"), 5, hostile=True), Split(1_024, 3)
     output, lse = run_kernel(case, split)
     for row in (1, 5, 6):
         one = slice(row, row + 1)
-        cache = PagedLatents(case.cache.pages, case.cache.tables[one], case.cache.lengths[one])
+        cache = replace(case.cache, tables=case.cache.tables[one], lengths=case.cache.lengths[one])
         assert torch.equal(run_kernel(Case(case.query[one], cache, case.scale), split)[0][0], output[row])
     replayed, replayed_lse = case.outputs()
     workspace = workspace_for(split, len(LENGTHS), 128, case.query.device)
-    operands = (case.query, case.cache, case.scale, split, workspace, replayed, replayed_lse)
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    launch(*operands)
+    launch(case, split, workspace, replayed, replayed_lse)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        launch(*operands)
+        launch(case, split, workspace, replayed, replayed_lse)
     replayed.fill_(torch.nan)
     graph.replay()
-    assert torch.equal(replayed, output) and torch.equal(replayed_lse, lse)
+    assert torch.equal(replayed, output)
+    assert torch.equal(replayed_lse, lse)

@@ -1,0 +1,322 @@
+// Attention of 64 rows over tiles of 64 bf16 latents in shared memory: the two warpgroups that consume them, for any
+// producer. Knows wgmma, the running softmax and who waits for whom; a `Task` knows which keys a row sees and where
+// results go.
+//
+// Two tiles are held, in parts that are freed singly. Warpgroup 0 multiplies queries by keys, keeps the softmax and
+// accumulates output channels 0..255; warpgroup 1 accumulates channels 256..511 with the weights that warpgroup 0
+// leaves in shared memory. The value of a key is its first 512 channels: one copy serves both products (K-major, then
+// MN-major).
+//
+// Wants WIDTH (512 or 576 channels), COPIED_BY_THREADS (whether parts come by cp.async instead of the copy engine) and
+// AHEAD: 1 issues a tile's scores before the values of the tile before it, so that its softmax runs beside products;
+// 0 issues values first, so that their memory is free sooner.
+
+constexpr int TILE = 64, ROWS = 64, VALUE = 512, CHUNKS = WIDTH / 64;
+constexpr bool ROPED = WIDTH > VALUE;  // a last chunk that is no value
+constexpr int PARTS = ROPED ? 5 : 4, RIGHT = PARTS - 4, LEFT = PARTS - 2;  // the first part of each half of the values
+constexpr int CHUNK = TILE * 128;  // bytes of 64 rows of 64 channels: the unit of the 128-byte swizzle
+constexpr int TILE_BYTES = TILE * WIDTH * 2;
+constexpr int KEYS = ROWS * WIDTH * 2, WEIGHTS = KEYS + 2 * TILE_BYTES, STATE = WEIGHTS + ROWS * TILE * 2;
+constexpr int FULL = 0, FREE = 80, FACTOR = 160, TOTAL = FACTOR + 4 * ROWS, VALID = TOTAL + 4 * ROWS;  // in the state
+constexpr float LAG = 8;
+#define INFINITE __int_as_float(0x7f800000)
+// Where dynamic shared memory starts: a constant, so that operands of products are constants as well.
+constexpr u32 shared = 1024;
+
+// Chunks of 64 channels in the order in which scores want them; those of one part are freed together.
+__device__ constexpr int chunk_at(int turn) {
+    return ROPED ? (turn == 0 ? 8 : turn < 5 ? turn + 3 : turn - 5) : turn < 4 ? turn + 4 : turn - 4;
+}
+__device__ constexpr int part_at(int turn) { return (turn + ROPED) / 2; }
+__device__ constexpr bool begins_part(int turn) { return turn == 0 || part_at(turn) != part_at(turn - 1); }
+
+__device__ __forceinline__ u32 full(int buffer, int part) { return shared + STATE + FULL + (buffer * 5 + part) * 8; }
+__device__ __forceinline__ u32 freed(int buffer, int part) { return shared + STATE + FREE + (buffer * 5 + part) * 8; }
+
+// By one thread, before a meeting of all; so many arrivals fill a part, and `more` a tile's first.
+__device__ __forceinline__ void prepare_barriers(int arrivals, int more) {
+    for (int i = 0; i < 10; i++) barrier_init(full(0, i), arrivals + (i % 5 ? 0 : more)), barrier_init(freed(0, i), 4);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    show_to_tensor_cores();
+}
+
+__device__ __forceinline__ void await_part(int buffer, int part, int tile) {
+    barrier_wait(full(buffer, part), tile / 2 & 1);
+    if (COPIED_BY_THREADS) show_to_tensor_cores();
+}
+
+template <int BUFFER> __device__ __forceinline__ void release(int part) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(freed(BUFFER, part));
+}
+
+template <int BUFFER> __device__ __forceinline__ void issue_scores(float (&scores)[32], int tile) {
+    constexpr u32 keys = shared + KEYS + BUFFER * TILE_BYTES;
+    hold(scores);
+#pragma unroll
+    for (int turn = 0; turn < CHUNKS; turn++) {
+        if (begins_part(turn)) {
+            await_part(BUFFER, part_at(turn), tile);
+            begin_products();
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            u32 at = chunk_at(turn) * CHUNK + k * 32;
+            multiply_keys(scores, operand(shared + at, 16), operand(keys + at, 16), turn + k > 0);
+        }
+    }
+    commit_products();
+    hold(scores);
+}
+
+// Both halves of the 256 channels from FIRST bytes into a tile, each a group of its own.
+template <int BUFFER, int FIRST>
+__device__ __forceinline__ void issue_values(float (&output)[128], const u32 (&weights)[16]) {
+    constexpr u32 values = shared + KEYS + BUFFER * TILE_BYTES + FIRST;
+    hold(output);
+    begin_products();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            multiply_values(output + 64 * half, weights + 4 * k, operand(values + k * 2048 + half * 2 * CHUNK, CHUNK));
+        commit_products();
+    }
+}
+
+// Waits for what `issue_values` issued and frees it, half by half; `between` runs when one is done.
+template <int BUFFER, int PART, typename Between>
+__device__ __forceinline__ void finish_values(float (&output)[128], const Between &between) {
+    await_products<1>();
+    release<BUFFER>(PART);
+    between();
+    await_products<0>();
+    hold(output);
+    release<BUFFER>(PART + 1);
+}
+
+// Running softmax of the two rows a thread shares: rows `warp * 16 + lane / 4` and eight below.
+struct Softmax {
+    float most[2], total[2], factor[2];
+
+    // Scores of one of both rows become weights; `factor` is what earlier sums are to be multiplied by.
+    template <int R> __device__ __forceinline__ void take(float (&s)[32], float scale) {
+        float peak = most[R];
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            if (i / 2 % 2 == R) peak = fmaxf(peak, s[i]);
+        peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
+        peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
+        // The base follows the peak only when it falls 2**8 behind: weights stay far from overflow, and the sums of
+        // earlier tiles are seldom rescaled.
+        factor[R] = 1.0f;
+        if ((peak - most[R]) * scale > LAG) {
+            factor[R] = power((most[R] - peak) * scale);
+            most[R] = peak;
+        }
+        float base = most[R] == -INFINITE ? 0.0f : most[R] * scale;
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            if (i / 2 % 2 == R) sum += s[i] = power(s[i] * scale - base);
+        total[R] = total[R] * factor[R] + sum;
+        // Never true: without a branch the assembler moves exponentials behind products that are to run beside them.
+        if (sum < 0) asm volatile("trap;");
+    }
+};
+
+__device__ __forceinline__ void rescale(float (&output)[128], float first, float second) {
+    if (!__any_sync(~0u, first != 1.0f || second != 1.0f)) return;
+#pragma unroll
+    for (int i = 0; i < 128; i++) output[i] *= i / 2 % 2 ? second : first;
+}
+
+__device__ __forceinline__ float read_float(u32 address) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
+    return x;
+}
+__device__ __forceinline__ void write_float(u32 address, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+
+// The first of the two rows of the block that a thread of either warpgroup shares.
+__device__ __forceinline__ int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
+
+// Weights as the registers of a bf16 operand, and in shared memory, a thread's for the same thread of warpgroup 1.
+__device__ __forceinline__ void pass_weights(const float (&s)[32], u32 (&weights)[16], const Softmax &softmax) {
+#pragma unroll
+    for (int j = 0; j < 16; j++) weights[j] = pair(s[2 * j], s[2 * j + 1]);
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        store16(shared + WEIGHTS + k * 2048 + threadIdx.x * 16, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2],
+                weights[4 * k + 3]);
+    if (threadIdx.x % 4 == 0) {
+        write_float(shared + STATE + FACTOR + 4 * own_row(), softmax.factor[0]);
+        write_float(shared + STATE + FACTOR + 4 * own_row() + 32, softmax.factor[1]);
+    }
+    signal<2, 256>();
+}
+
+template <int BUFFER, typename Task>
+__device__ __forceinline__ void take_scores(float (&scores)[32], Softmax &softmax, const Task &task, int tile) {
+    issue_scores<BUFFER>(scores, tile);
+    await_products<0>();
+    hold(scores);
+    task.template mask<BUFFER>(scores, tile);
+    if (ROPED) release<BUFFER>(0);
+    softmax.take<0>(scores, task.scale);
+    softmax.take<1>(scores, task.scale);
+}
+
+// From the weights of tile - 1 to those of `tile`, which lies in BUFFER.
+template <int BUFFER, typename Task>
+__device__ __forceinline__ void advance(float (&output)[128], float (&scores)[32], u32 (&weights)[16],
+                                        Softmax &softmax, const Task &task, int tile) {
+    if (AHEAD) {
+        issue_scores<BUFFER>(scores, tile);
+        issue_values<1 - BUFFER, 0>(output, weights);
+        await_products<2>();
+        hold(scores);
+        task.template mask<BUFFER>(scores, tile);
+        if (ROPED) release<BUFFER>(0);
+        softmax.take<0>(scores, task.scale);
+        finish_values<1 - BUFFER, LEFT>(output, [&] { softmax.take<1>(scores, task.scale); });
+    } else {
+        issue_values<1 - BUFFER, 0>(output, weights);
+        finish_values<1 - BUFFER, LEFT>(output, [] {});
+        take_scores<BUFFER>(scores, softmax, task, tile);
+    }
+    meet<3, 256>();  // the other warpgroup has read the weights of the tile before
+    pass_weights(scores, weights, softmax);
+    rescale(output, softmax.factor[0], softmax.factor[1]);
+}
+
+// Sums of both rows a thread shares, and what outputs are to be multiplied by; `done(row, base, total)`, the base a
+// logarithm to base 2, for one thread of a row and the factor it gives, which is passed to the other warpgroup as well.
+template <typename Task>
+__device__ __forceinline__ void close(const Task &task, const Softmax &softmax, float (&factor)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float total = softmax.total[r];
+        total += __shfl_xor_sync(~0u, total, 1);
+        total += __shfl_xor_sync(~0u, total, 2);
+        factor[r] = task.close(own_row() + 8 * r, softmax.most[r] * task.scale, total);
+        if (threadIdx.x % 4 == 0) write_float(shared + STATE + TOTAL + 4 * (own_row() + 8 * r), factor[r]);
+    }
+    meet<4, 256>();
+}
+
+template <typename Task> __device__ __forceinline__ void attend(const Task &task) {
+    float output[128], scores[32], factor[2];
+    u32 weights[16];
+    Softmax softmax;
+    int last = task.tiles - 1;
+#pragma unroll
+    for (int r = 0; r < 2; r++) softmax.most[r] = -INFINITE, softmax.total[r] = 0;
+#pragma unroll
+    for (int i = 0; i < 128; i++) output[i] = 0;
+#pragma unroll
+    for (int i = 0; i < 32; i++) scores[i] = 0;
+    if (task.tiles) {
+        take_scores<0>(scores, softmax, task, 0);
+        pass_weights(scores, weights, softmax);
+        int tile = 1;
+        for (; tile < last; tile += 2) {
+            advance<1>(output, scores, weights, softmax, task, tile);
+            advance<0>(output, scores, weights, softmax, task, tile + 1);
+        }
+        if (tile == last) {
+            advance<1>(output, scores, weights, softmax, task, tile);
+            task.template clear<1, 0>(last);
+            issue_values<1, 0>(output, weights);
+        } else {
+            task.template clear<0, 0>(last);
+            issue_values<0, 0>(output, weights);
+        }
+        await_products<0>();
+        hold(output);
+    }
+    close(task, softmax, factor);
+    task.template write<0>(output, factor[0], factor[1]);
+}
+
+template <int BUFFER, typename Task>
+__device__ __forceinline__ void accumulate(float (&output)[128], const Task &task, int tile) {
+    await_part(BUFFER, RIGHT, tile);
+    await_part(BUFFER, RIGHT + 1, tile);
+    meet<2, 256>();
+    u32 weights[16], factor = shared + STATE + FACTOR + 4 * own_row();
+    float first = read_float(factor), second = read_float(factor + 32);
+#pragma unroll
+    for (int k = 0; k < 4; k++) read16(shared + WEIGHTS + k * 2048 + threadIdx.x % 128 * 16, weights + 4 * k);
+    if (tile + 1 < task.tiles) signal<3, 256>();
+    if (tile) rescale(output, first, second);
+    task.template clear<BUFFER, 4 * CHUNK>(tile);
+    issue_values<BUFFER, 4 * CHUNK>(output, weights);
+    finish_values<BUFFER, RIGHT>(output, [] {});
+}
+
+template <typename Task> __device__ __forceinline__ void follow(const Task &task) {
+    float output[128];
+#pragma unroll
+    for (int i = 0; i < 128; i++) output[i] = 0;
+    for (int tile = 0; tile + 1 < task.tiles; tile += 2) {
+        accumulate<0>(output, task, tile);
+        accumulate<1>(output, task, tile + 1);
+    }
+    if (task.tiles % 2) accumulate<0>(output, task, task.tiles - 1);
+    meet<4, 256>();
+    u32 total = shared + STATE + TOTAL + 4 * own_row();
+    task.template write<1>(output, read_float(total), read_float(total + 32));
+}
+
+// bf16 rows of 256 channels to `to` [rows, VALUE], by way of the shared memory in which the queries lay.
+template <int HALF>
+__device__ __forceinline__ void write_rows(u16 *to, int rows, float (&o)[128], float first, float second) {
+    int thread = threadIdx.x % 128, lane = thread % 32, row = own_row();
+    u32 base = shared + HALF * 4 * CHUNK;
+#pragma unroll
+    for (int j = 0; j < 32; j++) {
+        u32 at = base + j / 8 * CHUNK + lane % 4 * 4;
+        store4(at + swizzled(row, j % 8), pair(o[4 * j] * first, o[4 * j + 1] * first));
+        store4(at + swizzled(row + 8, j % 8), pair(o[4 * j + 2] * second, o[4 * j + 3] * second));
+    }
+    meet<5 + HALF, 128>();
+    for (int r = thread / 32; r < ROWS && r < rows; r += 4) {
+        u32 found[4];
+        read16(base + lane / 8 * CHUNK + swizzled(r, lane % 8), found);
+        *(uint4 *)(to + (u64)r * VALUE + HALF * 256 + lane * 8) = make_uint4(found[0], found[1], found[2], found[3]);
+    }
+}
+
+// fp32 rows of 256 channels to `to` [rows, VALUE], for what sums several spans.
+template <int HALF>
+__device__ __forceinline__ void write_sums(float *to, int rows, float (&o)[128], float first, float second) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (own_row() + 8 * r >= rows) continue;
+        float *at = to + (own_row() + 8 * r) * VALUE + HALF * 256 + threadIdx.x % 4 * 2, factor = r ? second : first;
+#pragma unroll
+        for (int j = 0; j < 32; j++)
+            *(float2 *)(at + 8 * j) = make_float2(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
+    }
+}
+
+// Rows of queries [rows, WIDTH] to shared memory, zeros behind them; by both warpgroups.
+__device__ __forceinline__ void load_queries(const u16 *from, int rows) {
+    constexpr int units = WIDTH / 8, turns = ROWS * units / 256;
+    uint4 found[turns];  // all in flight at once
+#pragma unroll
+    for (int i = 0; i < turns; i++) {
+        int at = i * 256 + threadIdx.x;
+        found[i] = make_uint4(0, 0, 0, 0);
+        if (at / units < rows) found[i] = *(const uint4 *)(from + at * 8);
+    }
+#pragma unroll
+    for (int i = 0; i < turns; i++) {
+        int at = i * 256 + threadIdx.x, row = at / units, unit = at % units;
+        store16(shared + unit / 8 * CHUNK + swizzled(row, unit % 8), found[i].x, found[i].y, found[i].z, found[i].w);
+    }
+    show_to_tensor_cores();
+    meet<1, 256>();
+}
