@@ -1,9 +1,9 @@
 """Hyper-connections with Sinkhorn on bf16 streams in torch, step by step as the GPU takes them (arch: mHC).
 
 project: z = x . mix^T and the sum of squares of a row of x [rows, streams * hidden], in parts of the columns.
-pre: with z / rms, pre = sigmoid(z_pre * s0 + b) + eps, post = 2 sigmoid(z_post * s1 + b), comb = sinkhorn(z_comb * s2 +
-b), collapsed = sum_i pre_i * stream i, normed if a weight is given. post: new stream k = post_k * block + sum_j comb[j,
-k] * stream j. Columns of z: pre, post, comb (row by row). Everything in fp32 between bf16 operands and results.
+coefficients: with z / rms, pre = sigmoid(z_pre * s0 + b) + eps, post = 2 sigmoid(z_post * s1 + b), comb = sinkhorn of
+z_comb * s2 + b; columns of z: pre, post, comb (row by row). collapse: sum_i pre_i * stream i, normed if asked for.
+post: new stream k = post_k * block + sum_j comb[j, k] * stream j. fp32 between bf16 operands and results.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ COLUMNS = STREAMS * (STREAMS + 2)  # of z
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MhcSite:
-    """mix fp32 [24, 4 * hidden], base fp32 [24], scale fp32 [3]; norm fp32 [hidden] behind the collapse, or None."""
+    """mix fp32 [24, 4 * hidden], base fp32 [24], scale fp32 [3]."""
 
     mix: Tensor
     base: Tensor
     scale: Tensor
-    norm: Tensor | None
     iterations: int
     hyper_eps: float
     norm_eps: float
@@ -42,22 +41,23 @@ def project(x: Tensor, mix: Tensor, parts: int) -> tuple[Tensor, Tensor]:
     return torch.stack([z for z, _ in found]), torch.stack([squares for _, squares in found])
 
 
-def pre(
-    x: Tensor, z: Tensor, squares: Tensor, site: MhcSite, given: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x [rows, 4, hidden] and `project`'s sums -> float64 collapsed [rows, hidden], pre [rows, 4], post [rows, 4], comb
-    [rows, 4, 4]. `given` [rows, 4]: collapse by these instead of pre, which then belongs to the next site (V4.1)."""
-    m, (rows, _, hidden) = STREAMS, x.shape
-    unit = torch.rsqrt(squares.double().sum(0) / (m * hidden) + site.norm_eps)
+def coefficients(z: Tensor, squares: Tensor, width: int, site: MhcSite) -> tuple[Tensor, Tensor, Tensor]:
+    """`project`'s sums over `width` columns -> float64 pre [rows, 4], post [rows, 4], comb [rows, 4, 4]."""
+    m = STREAMS
+    unit = torch.rsqrt(squares.double().sum(0) / width + site.norm_eps)
     z = z.double().sum(0) * unit[:, None]
     scale, base = site.scale.double(), site.base.double()
     mixed = torch.sigmoid(z[:, :m] * scale[0] + base[:m]) + site.hyper_eps
     post_weights = 2 * torch.sigmoid(z[:, m : 2 * m] * scale[1] + base[m : 2 * m])
-    comb = sinkhorn((z[:, 2 * m :] * scale[2] + base[2 * m :]).view(rows, m, m), site.iterations, site.hyper_eps)
-    collapsed = ((mixed if given is None else given.double())[..., None] * x.double()).sum(1)
-    if site.norm is not None:
-        collapsed = unit_rms(collapsed, site.norm_eps) * site.norm.double()
-    return collapsed, mixed, post_weights, comb
+    logits = (z[:, 2 * m :] * scale[2] + base[2 * m :]).view(-1, m, m)
+    return mixed, post_weights, sinkhorn(logits, site.iterations, site.hyper_eps)
+
+
+def collapse(x: Tensor, weights: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+    """x [rows, 4, hidden], weights [rows, 4], norm [hidden] or None for no norm -> float64 [rows, hidden]. V4.1 takes
+    the weights that the site before this one made."""
+    collapsed = (weights.double()[..., None] * x.double()).sum(1)
+    return collapsed if norm is None else unit_rms(collapsed, eps) * norm.double()
 
 
 def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
@@ -77,19 +77,24 @@ def check_streams(name: str, x: Tensor) -> None:
         raise KernelError(f"{name} is {found}", fix="pass contiguous bf16 [rows, 4, hidden], hidden a multiple of 256")
 
 
-def check_pre(x: Tensor, z: Tensor, squares: Tensor, site: MhcSite, given: Tensor | None) -> None:
-    """Raises KernelError naming the first operand of `pre` that no implementation takes."""
-    check_streams("x", x)
-    rows, hidden = x.shape[0], x.shape[2]
-    wanted = [("z", z, (z.shape[0], rows, COLUMNS)), ("squares", squares, (z.shape[0], rows))]
-    wanted += [("base", site.base, (COLUMNS,)), ("scale", site.scale, (3,))]
-    if site.norm is not None:
-        wanted.append(("norm", site.norm, (hidden,)))
-    if given is not None:
-        wanted.append(("given", given, (rows, STREAMS)))
-    for name, tensor, shape in wanted:
-        check_rows(name, tensor, shape, torch.float32)
-        if not tensor.is_contiguous():
-            raise KernelError(f"{name} is not contiguous", fix="pass a contiguous tensor")
+def check_coefficients(rows: int, **tensors: Tensor) -> None:
+    """Raises KernelError unless these are contiguous fp32, [rows, 4, 4] if called comb, else [rows, 4]."""
+    for name, tensor in tensors.items():
+        _check(name, tensor, (rows, STREAMS, STREAMS) if name == "comb" else (rows, STREAMS))
+
+
+def check_sums(z: Tensor, squares: Tensor, site: MhcSite) -> None:
+    """Raises KernelError naming the first operand of `coefficients` that no implementation takes."""
+    parts, rows = squares.shape
+    _check("z", z, (parts, rows, COLUMNS))
+    _check("squares", squares, (parts, rows))
+    _check("base", site.base, (COLUMNS,))
+    _check("scale", site.scale, (3,))
     if site.iterations < 1:
         raise KernelError(f"{site.iterations} iterations", fix="ask for at least one")
+
+
+def _check(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    check_rows(name, tensor, shape, torch.float32)
+    if not tensor.is_contiguous():
+        raise KernelError(f"{name} is not contiguous", fix="pass a contiguous tensor")

@@ -16,12 +16,11 @@ from kernels.testing.tile import hold, near, poisoned
 PROJECTED, COEFFICIENT = 2e-5, 2e-5
 
 
-def make_site(hidden: int, device: torch.device, seed: int, normed: bool, iterations: int = 20) -> MhcSite:
+def make_site(hidden: int, device: torch.device, seed: int, iterations: int = 20) -> MhcSite:
     draw = torch.Generator(device).manual_seed(seed)
     mix = torch.randn(COLUMNS, STREAMS * hidden, generator=draw, device=device) / (STREAMS * hidden) ** 0.5
     base = torch.randn(COLUMNS, generator=draw, device=device)
-    norm = torch.rand(hidden, generator=draw, device=device) + 0.5 if normed else None
-    return MhcSite(mix, base, torch.rand(3, generator=draw, device=device) * 4, norm, iterations, 1e-6, 1e-6)
+    return MhcSite(mix, base, torch.rand(3, generator=draw, device=device) * 4, iterations, 1e-6, 1e-6)
 
 
 def make_streams(rows: int, hidden: int, device: torch.device, seed: int) -> Tensor:
@@ -37,7 +36,7 @@ def check_project(device: torch.device, rows: int, width: int) -> None:
     """The projection, twice, into poisoned memory; AssertionError where it differs."""
     from kernels.triton import mhc_project as kernel
 
-    site = make_site(width // STREAMS, device, width, False)
+    site = make_site(width // STREAMS, device, width)
     x = make_streams(rows, width // STREAMS, device, rows).flatten(1)
     parts = kernel.parts_of(width)
     packed = kernel.pack(site.mix)
@@ -54,46 +53,53 @@ def check_project(device: torch.device, rows: int, width: int) -> None:
     hold(torch.equal(alone[:, 0], z[:, 1]), "a row's bits alone and in the batch")
 
 
+def check_coefficients(device: torch.device, rows: int, hidden: int, parts: int) -> None:
+    """All three; AssertionError where one differs."""
+    from kernels.triton.mhc_coefficients import coefficients
+
+    site, width = make_site(hidden, device, 2), STREAMS * hidden
+    x = make_streams(rows, hidden, device, hidden)
+    z, squares = (each.float().contiguous() for each in definition.project(x.flatten(1), site.mix, parts))
+    shapes = ((rows, STREAMS), (rows, STREAMS), (rows, STREAMS, STREAMS))
+    found = [poisoned(shape, torch.float32, device) for shape in shapes]
+    coefficients(z, squares, width, site, *found)
+    for name, one, wanted in zip(
+        ("pre", "post", "comb"), found, definition.coefficients(z, squares, width, site), strict=True
+    ):
+        hold(bool(((one - wanted).abs() <= COEFFICIENT).all()), name)
+
+
 def check_mix(device: torch.device, rows: int, hidden: int) -> None:
-    """pre and post and Sinkhorn alone; AssertionError where one differs."""
+    """Collapse with and without a norm, post and post in place; AssertionError where one differs."""
     from kernels.triton import mhc_mix as kernel
 
     x = make_streams(rows, hidden, device, hidden)
     draw = torch.Generator(device).manual_seed(1)
-    for normed, others in ((False, False), (True, False), (True, True)):
-        site = make_site(hidden, device, 2, normed)
-        z, squares = (
-            each.float().contiguous()
-            for each in definition.project(x.flatten(1), site.mix, 3 if hidden % 3 == 0 else 4)
-        )
-        given = torch.rand(rows, STREAMS, generator=draw, device=device) if others else None
-        shapes = ((rows, STREAMS), (rows, STREAMS), (rows, STREAMS, STREAMS))
-        found = [poisoned((rows, hidden), torch.bfloat16, device)]
-        found += [poisoned(shape, torch.float32, device) for shape in shapes]
-        kernel.pre(x, z, squares, site, *found, given)
-        expected = definition.pre(x, z, squares, site, given)
-        near(found[0], expected[0], "collapsed")
-        for name, one, wanted in zip(("pre", "post", "comb"), found[1:], expected[1:], strict=True):
-            hold(bool(((one - wanted).abs() <= COEFFICIENT).all()), name)
-        block = torch.randn(rows, hidden, generator=draw, device=device).to(torch.bfloat16)
-        out = poisoned(tuple(x.shape), torch.bfloat16, device)
-        kernel.post(x, block, found[2], found[3], out)
-        near(out, definition.post(x, block, found[2], found[3]), "post")
-        aliased = x.clone()
-        kernel.post(aliased, block, found[2], found[3], aliased)
-        hold(torch.equal(aliased, out), "post in place")
+    weights = torch.rand(rows, STREAMS, generator=draw, device=device)
+    comb = torch.rand(rows, STREAMS, STREAMS, generator=draw, device=device)
+    for norm in (None, torch.rand(hidden, generator=draw, device=device) + 0.5):
+        collapsed = poisoned((rows, hidden), torch.bfloat16, device)
+        kernel.collapse(x, weights, norm, 1e-6, collapsed)
+        near(collapsed, definition.collapse(x, weights, norm, 1e-6), "collapsed")
+    block = torch.randn(rows, hidden, generator=draw, device=device).to(torch.bfloat16)
+    out = poisoned(tuple(x.shape), torch.bfloat16, device)
+    kernel.post(x, block, weights, comb, out)
+    near(out, definition.post(x, block, weights, comb), "post")
+    aliased = x.clone()
+    kernel.post(aliased, block, weights, comb, aliased)
+    hold(torch.equal(aliased, out), "post in place")
 
 
 def check_sinkhorn(device: torch.device, rows: int) -> None:
     """Friendly and hostile matrices; AssertionError where one differs."""
-    from kernels.triton import mhc_mix as kernel
+    from kernels.triton.mhc_coefficients import sinkhorn
 
     logits = torch.randn(rows, STREAMS, STREAMS, generator=torch.Generator(device).manual_seed(3), device=device) * 4
     logits[0] = 0
     logits[-1] = torch.eye(STREAMS, device=device) * 60
     for iterations in (1, 10, 20):
         comb = poisoned(tuple(logits.shape), torch.float32, device)
-        kernel.sinkhorn(logits, iterations, 1e-6, comb)
+        sinkhorn(logits, iterations, 1e-6, comb)
         expected = definition.sinkhorn(logits.double(), iterations, 1e-6)
         hold(bool(((comb - expected).abs() <= COEFFICIENT).all()), f"Sinkhorn after {iterations}")
 
@@ -104,6 +110,7 @@ if __name__ == "__main__":
     require_interpreter()
     cpu = torch.device("cpu")
     check_project(cpu, 5, 1024)
+    check_coefficients(cpu, 37, 256, 4)
     check_mix(cpu, 3, 256)
     check_sinkhorn(cpu, 37)
     print("the kernels equal the reference")
