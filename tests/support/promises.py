@@ -25,6 +25,7 @@ PROMISES: Mapping[int, str] = {
     4: "memory of an unfinished transfer waits for its writer's end before it is used again",
     5: "an earlier incarnation changes nothing",
     6: "KV whose lease is over is never decoded from",
+    7: "a prefix hit comes from equal tokens, history, tenant and weights alone",
     8: "stored records come back whole or not at all",
     10: "an answer that moves loses no token and repeats none",
     11: "every request ends by its deadline, whatever the network does",
@@ -42,6 +43,8 @@ PROMISES: Mapping[int, str] = {
     23: "SIGTERM drains; a rolling restart loses nothing",
     24: "services start in any order",
     25: "a start that fails leaves nothing behind",
+    37: "tenants share nothing by default",
+    40: "hostile bytes never crash a process",
 }
 _BOUNDS = {"at_most": "<=", "at_least": ">=", "exactly": "="}
 _HEADER = ("#", "promise", "figure", "measured", "bar", "verdict", "test")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -43,6 +44,7 @@ class Told:
     usage: dict[str, Any]
     raw: bytes
     headers: dict[str, str] = field(default_factory=dict)
+    took_s: float = 0.0  # from the question to the end of the answer
 
     @property
     def cached_tokens(self) -> int:
@@ -74,10 +76,12 @@ class TenantStack:
         messages.append({"role": "user", "content": text})
         body = {"model": self.model, "messages": messages, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
         headers = {"authorization": f"Bearer key-{tenant}"}
+        began = time.perf_counter()
         reply = await self.client.post("/v1/chat/completions", json=body | fields, headers=headers)
+        took_s = time.perf_counter() - began
         assert reply.status_code == 200, reply.text
         await self.settled()
-        return _streamed(reply) if fields.get("stream") else _whole(reply)
+        return replace(_streamed(reply) if fields.get("stream") else _whole(reply), took_s=took_s)
 
     async def prefetched(self, tenant: str, text: str) -> dict[str, Any]:
         """What a prefetch of the same chat tells."""

@@ -1,16 +1,22 @@
 """No false hits: whatever the keys, a matched block holds exactly the tokens, the tenant and the history asked for."""
 
+from random import Random
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.memory import KVMemory
 from engine.prefix import KeyChain, PrefixIdentity
+from tests.support.promises import Recorder
 
+LOOKUPS = 50_000
+ACTIONS = ("cache", "match", "hit", "take", "distrust")
 IDENTITY = PrefixIdentity("weights", "layout", "exact", 2)
 Prompt = tuple[bytes, tuple[int, ...]]
 
 prompts = st.tuples(st.sampled_from([b"a", b"b"]), st.lists(st.integers(0, 2), min_size=2, max_size=12).map(tuple))
-actions = st.lists(st.tuples(st.sampled_from(["cache", "match", "hit", "take", "distrust"]), prompts), max_size=60)
+actions = st.lists(st.tuples(st.sampled_from(ACTIONS), prompts), max_size=60)
 
 
 def colliding_chain(prompt: Prompt, key_values: int) -> KeyChain:
@@ -29,7 +35,7 @@ class Model:
         self.memory, self.key_values = KVMemory(10, 4, 2), key_values
         self.written: dict[int, Prompt] = {}
         self.anchored: dict[int, Prompt] = {}
-        self.hits = 0
+        self.hits = self.lookups = self.false = 0
 
     def cache(self, prompt: Prompt) -> None:
         chain = colliding_chain(prompt, self.key_values)
@@ -50,7 +56,7 @@ class Model:
         hit = self.memory.hit(colliding_chain(prompt, self.key_values), len(prompt[1]))
         self._compare(prompt, hit.blocks)
         if hit.anchor_slot is not None:
-            assert self.anchored[hit.anchor_slot] == (prompt[0], prompt[1][: 2 * len(hit.blocks)])
+            self.false += self.anchored[hit.anchor_slot] != (prompt[0], prompt[1][: 2 * len(hit.blocks)])
             assert 2 * len(hit.blocks) < len(prompt[1])
             self.memory.give(hit.blocks, (hit.anchor_slot,))
 
@@ -68,9 +74,10 @@ class Model:
         assert self.memory.index.match(chain) == ()
 
     def _compare(self, prompt: Prompt, blocks: tuple[int, ...]) -> None:
+        self.lookups += 1
         for index, block in enumerate(blocks):
             self.hits += 1
-            assert self.written[block] == (prompt[0], prompt[1][: 2 * index + 2])
+            self.false += self.written[block] != (prompt[0], prompt[1][: 2 * index + 2])
 
 
 @settings(max_examples=400, deadline=None)
@@ -80,6 +87,22 @@ def test_no_action_sequence_leads_to_a_false_hit(actions: list[tuple[str, Prompt
     for name, prompt in actions:
         getattr(model, name)(prompt)
         model.memory.check_idle()
+        assert not model.false
+
+
+@pytest.mark.slow
+@pytest.mark.promise(7)
+def test_of_50_000_lookups_of_colliding_keys_none_is_a_false_hit(promise: Recorder) -> None:
+    random, models = Random(7), list[Model]()
+    while sum(model.lookups for model in models) < LOOKUPS:
+        models.append(Model(random.choice((1, 2, 3))))
+        for _ in range(200):
+            tokens = tuple(random.choices(range(3), k=random.randrange(2, 13)))
+            getattr(models[-1], random.choice(ACTIONS))((random.choice((b"a", b"b")), tokens))
+    hits = sum(model.hits for model in models)
+    promise(7, "lookups of keys that all collide", sum(model.lookups for model in models), at_least=LOOKUPS)
+    promise(7, f"false hits among {hits} blocks that were hit", sum(model.false for model in models), exactly=0)
+    assert hits > LOOKUPS / 100
 
 
 @settings(max_examples=100, deadline=None)

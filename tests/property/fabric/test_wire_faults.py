@@ -20,6 +20,7 @@ from fabric.kvlink.messages import Chunk, Credit, GaveUp, Refusal
 from fabric.kvlink.tcp_frames import Answer, Greeting
 from fabric.records import LinkAddress
 from services.worker.notices import HandoffNotice
+from tests.support.damage import damaged
 from tests.support.promises import Recorder
 
 EXAMPLES = 20_000
@@ -43,30 +44,6 @@ WELL = st.one_of(
         *(COPIES, st.binary(max_size=20)),
     ),
 )
-
-
-@st.composite
-def damaged(draw: st.DrawFn) -> bytes:
-    """A message that is not any more what its sender sent, or never was one."""
-    message, other = draw(WELL), draw(WELL)
-    at, to = sorted(draw(st.tuples(st.integers(0, len(message)), st.integers(0, len(message)))))
-    return draw(
-        st.sampled_from(
-            [
-                message[:at],
-                message[at:],
-                message[:at] + message[to:],
-                message + message,
-                message + other,
-                message[:at] + other,
-                message[:at] + message[at:to] * 2 + message[to:],
-                message[to:] + message[:to],
-                message[:at] + bytes(byte ^ 0xFF for byte in message[at:to]) + message[to:],
-                bytes([draw(st.integers(0, 255))]) + message[1:],
-                draw(st.binary(max_size=80)),
-            ]
-        )
-    )
 
 
 def message(payload: bytes) -> bytes:
@@ -121,7 +98,7 @@ def test_what_is_no_message_is_refused_by_every_reader(promise: Recorder) -> Non
 
     @seed(3)
     @settings(max_examples=EXAMPLES, database=None)
-    @given(damaged())
+    @given(damaged(WELL))
     def feed(payload: bytes) -> None:
         next(runs)
         for read, head in READERS:
