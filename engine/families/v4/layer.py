@@ -44,9 +44,12 @@ class Layers:
         self._main = GrowingRope(config.main_rope, config.rope_dim, device=ops.device)
         self._compressed = GrowingRope(config.compress_rope, config.rope_dim, device=ops.device)
 
-    def begin(self, rows: Ragged, cache: CachePool) -> Step:
-        """The step of one batch; the caller has checked that it fits the cache."""
-        last = int(np.max(rows.positions)) + 1
+    def begin(self, rows: Ragged, cache: CachePool, positions: int | None = None) -> Step:
+        """The step of one batch; the caller has checked that it fits the cache.
+
+        `positions`: how many the rotary tables must have, where later batches are to find them in their place.
+        """
+        last = positions or int(np.max(rows.positions)) + 1
         return Step(rows, tokens_of(rows, self._ops.device), cache, self._main.upto(last), self._compressed.upto(last))
 
     def run(self, x: torch.Tensor, layer: Layer, place: Place, step: Step) -> torch.Tensor:

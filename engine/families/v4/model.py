@@ -10,7 +10,7 @@ from engine.cache.pool import CachePool
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.reader import Progress, Reader
 from engine.families.v4.config import LayerKind, V4Config, parse
-from engine.families.v4.layer import Layers, Place
+from engine.families.v4.layer import Layers, Place, Step
 from engine.families.v4.layout import v4_layout
 from engine.families.v4.mtp import V4Draft
 from engine.families.v4.names import upstream
@@ -19,6 +19,7 @@ from engine.families.v4.ragged import check, rows_of
 from engine.families.v4.rounding import Rounding
 from engine.families.v4.weights import V4Weights, build
 from kernels import Ops
+from kernels.operands import Ragged
 
 
 def load(
@@ -46,6 +47,7 @@ class V4:
         self.layout = v4_layout(config, str(dtype).removeprefix("torch."), block_tokens, mark=options.mark)
         self.vocab_size, self.max_context_tokens = config.vocab_size, config.max_context_tokens
         self.eos_token_ids = config.eos_token_ids
+        self.captures = ops.captures and not options.fake_quantize
         self._ops, self._places = ops, _places(config.layers)
         self._layers = Layers(config, ops, dtype, Rounding(config, ops) if options.fake_quantize else None)
         self.draft = V4Draft(self, self._layers, ops) if weights.mtp else None
@@ -61,9 +63,22 @@ class V4:
 
     def streams(self, batch: RaggedBatch, cache: CachePool) -> torch.Tensor:
         """The residual streams behind the last layer, fp32 [rows, streams, hidden]; writes and raises as `forward`."""
-        check(batch, cache, self.vocab_size, self.max_context_tokens)
+        rows = self.plan(batch, cache)
         self._ops.begin()
-        step = self._layers.begin(rows_of(batch, self.config.rates), cache)
+        return self._through(self._layers.begin(rows, cache))
+
+    def plan(self, batch: RaggedBatch, cache: CachePool) -> Ragged:
+        """As engine.graphs.Decodes.plan."""
+        check(batch, cache, self.vocab_size, self.max_context_tokens)
+        return rows_of(batch, self.config.rates)
+
+    @torch.inference_mode()
+    def decode(self, rows: Ragged, cache: CachePool) -> torch.Tensor:
+        """As engine.graphs.Decodes.decode."""
+        streams = self._through(self._layers.begin(rows, cache, self.max_context_tokens))
+        return self._ops.linear(self._ops.hyper_head(streams, self.weights.head), self.weights.logits)
+
+    def _through(self, step: Step) -> torch.Tensor:
         embedded = self.weights.embedding[step.tokens].to(torch.float32)
         x = embedded[:, None].repeat(1, self.config.streams, 1)
         for layer, place in zip(self.weights.layers, self._places, strict=True):

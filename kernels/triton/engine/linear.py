@@ -30,18 +30,18 @@ def linear(x: Tensor, weight: Dense) -> Tensor:
 
 def few_rows(
     x: Tensor, weight: Dense, norm: Tensor | None = None, eps: float = 0.0, residual: Tensor | None = None,
-    width: int | None = None,
+    unit: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The product of x [rows, >= groups * in], of which the first `width` columns count: normed first with `norm`, and
-    added to `residual` [rows, groups * out] where it is given. fp32 [rows, groups * out]."""
+    """The product of x [rows, >= groups * in], whose first columns count: normed first with `norm`, or with ones if
+    `unit`, and added to `residual` [rows, groups * out] where it is given. fp32 [rows, groups * out]."""
     groups, columns, inner = weight.matrix.shape
     out = x.new_empty(x.shape[0], groups * columns)
     tile = min(triton.next_power_of_2(inner), 2048)
     lines = max(1, min(_TILE // tile, triton.next_power_of_2(columns)))
     _few_rows[(triton.cdiv(columns, lines), groups, x.shape[0])](
         x, weight.matrix, x if norm is None else norm, x if residual is None else residual, out, x.stride(0), columns,
-        inner, eps, LINES=lines, TILE=tile, TURNS=triton.cdiv(inner, tile), NORM=norm is not None,
-        ADD=residual is not None, ROUNDS=weight.rounds, num_warps=4,
+        inner, eps, LINES=lines, TILE=tile, TURNS=triton.cdiv(inner, tile), NORM=norm is not None or unit,
+        WEIGHTED=norm is not None, ADD=residual is not None, ROUNDS=weight.rounds, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -57,7 +57,7 @@ def rounded(x, ROUNDS: tl.constexpr):
 @triton.jit
 def _few_rows(
     x, matrix, norm, residual, out, stride, columns, inner, eps, LINES: tl.constexpr, TILE: tl.constexpr,
-    TURNS: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, ROUNDS: tl.constexpr,
+    TURNS: tl.constexpr, NORM: tl.constexpr, WEIGHTED: tl.constexpr, ADD: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """LINES outputs of one group and one row. Weights are asked for before what they are multiplied with."""
     first, group, row = tl.program_id(0) * LINES, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -78,7 +78,7 @@ def _few_rows(
         inside = place < inner
         weight = tl.load(weights + place[None, :], mask=(line < columns)[:, None] & inside[None, :], other=0.0)
         value = tl.load(source + place, mask=inside, other=0.0) * scale
-        if NORM:
+        if WEIGHTED:
             value *= tl.load(norm + place, mask=inside, other=0.0)
         total += weight.to(tl.float32) * rounded(value, ROUNDS)[None, :]
     result = tl.sum(total, 1)
