@@ -53,40 +53,33 @@ def check_project(device: torch.device, rows: int, width: int) -> None:
     hold(torch.equal(alone[:, 0], z[:, 1]), "a row's bits alone and in the batch")
 
 
-def check_coefficients(device: torch.device, rows: int, hidden: int, parts: int) -> None:
-    """All three; AssertionError where one differs."""
-    from kernels.triton.mhc_coefficients import coefficients
+def check_mix(device: torch.device, rows: int, hidden: int, parts: int) -> None:
+    """Pre with and without a norm and weights of another site, post and post in place; AssertionError where one
+    differs."""
+    from kernels.triton import mhc_mix as kernel
 
     site, width = make_site(hidden, device, 2), STREAMS * hidden
     x = make_streams(rows, hidden, device, hidden)
-    z, squares = (each.float().contiguous() for each in definition.project(x.flatten(1), site.mix, parts))
-    shapes = ((rows, STREAMS), (rows, STREAMS), (rows, STREAMS, STREAMS))
-    found = [poisoned(shape, torch.float32, device) for shape in shapes]
-    coefficients(z, squares, width, site, *found)
-    for name, one, wanted in zip(
-        ("pre", "post", "comb"), found, definition.coefficients(z, squares, width, site), strict=True
-    ):
-        hold(bool(((one - wanted).abs() <= COEFFICIENT).all()), name)
-
-
-def check_mix(device: torch.device, rows: int, hidden: int) -> None:
-    """Collapse with and without a norm, post and post in place; AssertionError where one differs."""
-    from kernels.triton import mhc_mix as kernel
-
-    x = make_streams(rows, hidden, device, hidden)
     draw = torch.Generator(device).manual_seed(1)
-    weights = torch.rand(rows, STREAMS, generator=draw, device=device)
-    comb = torch.rand(rows, STREAMS, STREAMS, generator=draw, device=device)
-    for norm in (None, torch.rand(hidden, generator=draw, device=device) + 0.5):
+    z, squares = (each.float().contiguous() for each in definition.project(x.flatten(1), site.mix, parts))
+    expected = definition.coefficients(z, squares, width, site)
+    given = torch.rand(rows, STREAMS, generator=draw, device=device)
+    weight = torch.rand(hidden, generator=draw, device=device) + 0.5
+    for norm, others in ((None, None), (weight, None), (None, given), (weight, given)):
+        shapes = ((rows, STREAMS), (rows, STREAMS), (rows, STREAMS, STREAMS))
         collapsed = poisoned((rows, hidden), torch.bfloat16, device)
-        kernel.collapse(x, weights, norm, 1e-6, collapsed)
-        near(collapsed, definition.collapse(x, weights, norm, 1e-6), "collapsed")
+        found = [poisoned(shape, torch.float32, device) for shape in shapes]
+        kernel.pre(x, z, squares, site, norm, collapsed, *found, others)
+        for name, one, wanted in zip(("pre", "post", "comb"), found, expected, strict=True):
+            hold(bool(((one - wanted).abs() <= COEFFICIENT).all()), name)
+        by = expected[0] if others is None else others
+        near(collapsed, definition.collapse(x, by, norm, site.norm_eps), "collapsed")
     block = torch.randn(rows, hidden, generator=draw, device=device).to(torch.bfloat16)
     out = poisoned(tuple(x.shape), torch.bfloat16, device)
-    kernel.post(x, block, weights, comb, out)
-    near(out, definition.post(x, block, weights, comb), "post")
+    kernel.post(x, block, found[1], found[2], out)
+    near(out, definition.post(x, block, found[1], found[2]), "post")
     aliased = x.clone()
-    kernel.post(aliased, block, weights, comb, aliased)
+    kernel.post(aliased, block, found[1], found[2], aliased)
     hold(torch.equal(aliased, out), "post in place")
 
 
@@ -110,7 +103,6 @@ if __name__ == "__main__":
     require_interpreter()
     cpu = torch.device("cpu")
     check_project(cpu, 5, 1024)
-    check_coefficients(cpu, 37, 256, 4)
-    check_mix(cpu, 3, 256)
+    check_mix(cpu, 35, 256, 7)
     check_sinkhorn(cpu, 37)
     print("the kernels equal the reference")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.errors import KernelError
 from kernels.reference.cast import CastSpec, Code, Scale, check_cast
-from kernels.triton.scaling import constants, e2m1, magnitude, policy, scale_of
+from kernels.triton.scaling import constants, e2m1, magnitude, scale_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,12 @@ class Tiling:
     rows: int
     columns: int
     warps: int
-    leaving: bool = True  # what is read leaves the caches first
 
 
 def tiling_for(rows: int, width: int) -> Tiling:
     """The tiling that was fastest on an H200 (docs/benchmarks.md)."""
     columns = min(width & -width, 1024)
-    return Tiling(1 if rows < 1024 else 4, columns, 4)
+    return Tiling(1, columns, 8) if rows < 1024 else Tiling(2, columns, 4)
 
 
 def cast_rows(x: Tensor, spec: CastSpec, codes: Tensor, scales: Tensor, tiling: Tiling | None = None) -> None:
@@ -48,14 +47,11 @@ def cast_rows(x: Tensor, spec: CastSpec, codes: Tensor, scales: Tensor, tiling: 
     grid = (triton.cdiv(rows, taken.rows) * (width // taken.columns),)
     _cast_rows[grid](
         x, codes, scales, rows, x.stride(0), codes.stride(0), *scales.stride(),
-        WIDTH=width, ROWS=taken.rows, GROUPS=taken.columns // spec.group, **constants(spec),
-        LEAVING=policy(taken.leaving), num_warps=taken.warps,
+        WIDTH=width, ROWS=taken.rows, GROUPS=taken.columns // spec.group, **constants(spec), num_warps=taken.warps,
     )  # fmt: skip
 
 
-def cast_blocks(
-    x: Tensor, scale: Scale, codes: Tensor, scales: Tensor, size: int = 128, warps: int = 8, leaving: bool = True
-) -> None:
+def cast_blocks(x: Tensor, scale: Scale, codes: Tensor, scales: Tensor, size: int = 128, warps: int = 8) -> None:
     """Fill E4M3 codes [rows, width] and one scale for each `size` x `size` block from x bf16 or fp32 [rows, width].
 
     Raises KernelError for operands the kernel does not take, before anything is launched.
@@ -74,7 +70,7 @@ def cast_blocks(
     if rows and width:
         _cast_blocks[(blocks[0] * blocks[1],)](
             x, codes, scales, rows, width, x.stride(0), codes.stride(0), scales.stride(0),
-            SIZE=size, SCALE=scale.value, LARGEST=448.0, FLOOR=spec.floor, LEAVING=policy(leaving),
+            SIZE=size, SCALE=scale.value, LARGEST=448.0, FLOOR=spec.floor,
             num_warps=warps,
         )  # fmt: skip
 
@@ -84,7 +80,6 @@ def _cast_rows(
     x, codes, scales, rows, x_stride, code_stride, scale_stride, scale_step,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
     GROUP: tl.constexpr, SCALE: tl.constexpr, LARGEST: tl.constexpr, FLOOR: tl.constexpr, PACKED: tl.constexpr,
-    LEAVING: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows by GROUPS groups; neighbours take neighbouring columns."""
     parts: tl.constexpr = WIDTH // (GROUPS * GROUP)
@@ -94,7 +89,7 @@ def _cast_rows(
     group = start + tl.arange(0, GROUPS)[None, :, None]
     column = group * GROUP + tl.arange(0, GROUP)[None, None, :]
     inside = row < rows - first
-    value = tl.load(x + first * x_stride + (row * x_stride + column), mask=inside, other=0.0, eviction_policy=LEAVING)
+    value = tl.load(x + first * x_stride + (row * x_stride + column), mask=inside, other=0.0)
     value = value.to(tl.float32)
     stored, factor = scale_of(tl.max(magnitude(value), 2), SCALE, LARGEST, FLOOR)
     row2 = tl.arange(0, ROWS)[:, None]
@@ -115,7 +110,7 @@ def _cast_rows(
 @triton.jit
 def _cast_blocks(
     x, codes, scales, rows, width, x_stride, code_stride, scale_stride,
-    SIZE: tl.constexpr, SCALE: tl.constexpr, LARGEST: tl.constexpr, FLOOR: tl.constexpr, LEAVING: tl.constexpr,
+    SIZE: tl.constexpr, SCALE: tl.constexpr, LARGEST: tl.constexpr, FLOOR: tl.constexpr,
 ):  # fmt: skip
     """One block; neighbours stand beside each other in a row of blocks."""
     across = tl.cdiv(width, SIZE)
@@ -123,7 +118,7 @@ def _cast_blocks(
     first = down.to(tl.int64) * SIZE
     row, column = tl.arange(0, SIZE)[:, None], right * SIZE + tl.arange(0, SIZE)[None, :]
     inside = (row < rows - first) & (column < width)
-    value = tl.load(x + first * x_stride + (row * x_stride + column), mask=inside, other=0.0, eviction_policy=LEAVING)
+    value = tl.load(x + first * x_stride + (row * x_stride + column), mask=inside, other=0.0)
     value = value.to(tl.float32)
     largest = tl.max(tl.max(magnitude(value), 1), 0)
     stored, factor = scale_of(largest, SCALE, LARGEST, FLOOR)

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from kernels.reference.engram import check_gate, check_gather, check_hash
 from kernels.triton.rms_norm import Turns
-from kernels.triton.scaling import policy
 
 _HASHED_TOKENS = 16
 
 
 def turns_for(rows: int) -> Turns:
     """What was fastest on an H200 (docs/benchmarks.md)."""
-    return Turns(8)
+    return Turns(4, 1056) if rows > 1056 else Turns(8)
 
 
 def hash_rows(recent: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor, pad: int, rows: Tensor) -> None:
@@ -34,7 +33,7 @@ def hash_rows(recent: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tens
         )  # fmt: skip
 
 
-def gather(rows: Tensor, codes: Tensor, scales: Tensor, out: Tensor, first: int = 0, together: int = 8) -> None:
+def gather(rows: Tensor, codes: Tensor, scales: Tensor, out: Tensor, first: int = 0, together: int = 16) -> None:
     """Fill out bf16 [tokens, columns * width]; operands as in the definition. Raises KernelError."""
     check_gather(rows, codes, scales, out)
     if rows.numel():
@@ -56,8 +55,7 @@ def gate(
         each = min(rows, -(-taken.programs // streams) or rows)
         _gate[(each * streams,)](
             x, projected, alive, query, key, out, rows, eps, STREAMS=streams, HIDDEN=hidden,
-            BLOCK=triton.next_power_of_2(hidden), AHEAD=taken.ahead, TURNS=bool(taken.programs),
-            LEAVING=policy(taken.leaving), num_warps=taken.warps,
+            BLOCK=triton.next_power_of_2(hidden), AHEAD=taken.ahead, TURNS=bool(taken.programs), num_warps=taken.warps,
         )  # fmt: skip
 
 
@@ -110,7 +108,6 @@ def _gather(rows, codes, scales, out, count, first, held, WIDTH: tl.constexpr, T
 def _gate(
     x, projected, alive, query, key, out, rows, eps,
     STREAMS: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, TURNS: tl.constexpr,
-    LEAVING: tl.constexpr,
 ):  # fmt: skip
     """One stream of row program_id(0) / STREAMS, or of that and every so many-th after it."""
     stream = tl.program_id(0) % STREAMS
@@ -124,8 +121,8 @@ def _gate(
         row = tl.cast(turn, tl.int64)
         place = (row * STREAMS + stream) * HIDDEN + column
         beside = projected + row * ((STREAMS + 1) * HIDDEN) + column
-        value = tl.load(x + place, mask=inside, other=0.0, eviction_policy=LEAVING).to(tl.float32)
-        keys = tl.load(beside + stream * HIDDEN, mask=inside, other=0.0, eviction_policy=LEAVING).to(tl.float32)
+        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        keys = tl.load(beside + stream * HIDDEN, mask=inside, other=0.0).to(tl.float32)
         memory = tl.load(beside + STREAMS * HIDDEN, mask=inside, other=0.0).to(tl.float32)
         unit = tl.rsqrt(tl.sum(value * value, 0) / HIDDEN + eps) * tl.rsqrt(tl.sum(keys * keys, 0) / HIDDEN + eps)
         dot = tl.sum(value * weight * keys, 0) * unit / tl.sqrt(HIDDEN * 1.0)

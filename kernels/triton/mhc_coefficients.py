@@ -1,6 +1,6 @@
 """mHC's coefficients on a GPU: Sinkhorn with a matrix in each thread's registers; formulas: kernels/reference/mhc.py.
 
-One launch each into memory that is there, no workspace: they capture into CUDA graphs. A row's bits depend on it alone.
+`sinkhorn` is one launch into memory that is there: it captures into a CUDA graph. The rest is for kernels to call.
 """
 
 from __future__ import annotations
@@ -10,25 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.errors import KernelError
-from kernels.reference.mhc import MhcSite, check_coefficients, check_sums
+from kernels.reference.mhc import check_coefficients
 
 _ROWS = 32  # of a program: one for each thread of a warp
-
-
-def coefficients(
-    z: Tensor, squares: Tensor, width: int, site: MhcSite, mixed: Tensor, post_weights: Tensor, comb: Tensor,
-    warps: int = 1,
-) -> None:  # fmt: skip
-    """Fill fp32 mixed [rows, 4], post_weights [rows, 4], comb [rows, 4, 4] from the projection's sums over `width`
-    columns, z fp32 [parts, rows, 24] and squares fp32 [parts, rows]. Raises KernelError."""
-    check_sums(z, squares, site)
-    parts, rows = squares.shape
-    check_coefficients(rows, mixed=mixed, post_weights=post_weights, comb=comb)
-    if rows:
-        _coefficients[(triton.cdiv(rows, _ROWS),)](
-            z, squares, site.base, site.scale, mixed, post_weights, comb, rows, site.hyper_eps, site.norm_eps,
-            WIDTH=width, PARTS=parts, ITERATIONS=site.iterations, ROWS=_ROWS, num_warps=warps,
-        )  # fmt: skip
 
 
 def sinkhorn(logits: Tensor, iterations: int, eps: float, comb: Tensor, warps: int = 1) -> None:
@@ -84,13 +68,22 @@ def _shares(a, b, c, d, eps):
 
 
 @triton.jit
-def _doubly_stochastic(logits, eps, ITERATIONS: tl.constexpr, ROWS: tl.constexpr):
-    """Of [ROWS, 16]: matrices row by row; xjk is element k of row j, one for each thread."""
-    zero, one, two, three = _quarters(logits, ROWS, 16)
-    x00, x10, x20, x30 = _four(zero, ROWS)
-    x01, x11, x21, x31 = _four(one, ROWS)
-    x02, x12, x22, x32 = _four(two, ROWS)
-    x03, x13, x23, x33 = _four(three, ROWS)
+def _eight(x, ROWS: tl.constexpr):
+    """Columns of [ROWS, 8], each [ROWS]."""
+    zero, one, two, three = _quarters(x, ROWS, 8)
+    x0, x4 = tl.split(zero)
+    x1, x5 = tl.split(one)
+    x2, x6 = tl.split(two)
+    x3, x7 = tl.split(three)
+    return x0, x1, x2, x3, x4, x5, x6, x7
+
+
+@triton.jit
+def _doubly_stochastic(
+    x00, x01, x02, x03, x10, x11, x12, x13, x20, x21, x22, x23, x30, x31, x32, x33, eps,
+    ITERATIONS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """[ROWS, 16], matrices row by row; xjk is element k of row j, one for each thread."""
     x00, x01, x02, x03 = _softmax(x00, x01, x02, x03, eps)
     x10, x11, x12, x13 = _softmax(x10, x11, x12, x13, eps)
     x20, x21, x22, x23 = _softmax(x20, x21, x22, x23, eps)
@@ -118,32 +111,59 @@ def _sinkhorn(logits, comb, rows, eps, ITERATIONS: tl.constexpr, ROWS: tl.conste
     """ROWS matrices."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     place = row * 16 + tl.arange(0, 16)[None, :]
-    given = tl.load(logits + place, mask=row < rows, other=0.0)
-    tl.store(comb + place, _doubly_stochastic(given, eps, ITERATIONS, ROWS), mask=row < rows)
+    zero, one, two, three = _quarters(tl.load(logits + place, mask=row < rows, other=0.0), ROWS, 16)
+    x00, x10, x20, x30 = _four(zero, ROWS)
+    x01, x11, x21, x31 = _four(one, ROWS)
+    x02, x12, x22, x32 = _four(two, ROWS)
+    x03, x13, x23, x33 = _four(three, ROWS)
+    found = _doubly_stochastic(
+        x00, x01, x02, x03, x10, x11, x12, x13, x20, x21, x22, x23, x30, x31, x32, x33, eps, ITERATIONS, ROWS
+    )
+    tl.store(comb + place, found, mask=row < rows)
 
 
 @triton.jit
-def _coefficients(
-    z, squares, base, scale, mixed, post_weights, comb, rows, hyper_eps, norm_eps,
-    WIDTH: tl.constexpr, PARTS: tl.constexpr, ITERATIONS: tl.constexpr, ROWS: tl.constexpr,
+def _scaled(x, unit, scale, base, column: tl.constexpr):
+    return x * unit * scale + tl.load(base + column)
+
+
+@triton.jit
+def make_coefficients(
+    z, squares, base, scale, mixed, post_weights, comb, rows, first, hyper_eps, norm_eps,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, TOGETHER: tl.constexpr, ITERATIONS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = row < rows
-    few, many = tl.arange(0, 4)[None, :], tl.arange(0, 16)[None, :]
-    pre, post = tl.zeros((ROWS, 4), tl.float32), tl.zeros((ROWS, 4), tl.float32)
-    logits, square = tl.zeros((ROWS, 16), tl.float32), tl.zeros((ROWS,), tl.float32)
-    for part in tl.static_range(PARTS):
-        place = z + (part * rows + row)[:, None] * 24
-        pre += tl.load(place + few, mask=inside[:, None], other=0.0)
-        post += tl.load(place + 4 + few, mask=inside[:, None], other=0.0)
-        logits += tl.load(place + 8 + many, mask=inside[:, None], other=0.0)
-        square += tl.load(squares + part * rows + row, mask=inside, other=0.0)
-    unit = tl.rsqrt(square / WIDTH + norm_eps)[:, None]
-    pre = tl.sigmoid(pre * unit * tl.load(scale) + tl.load(base + few)) + hyper_eps
-    post = 2.0 * tl.sigmoid(post * unit * tl.load(scale + 1) + tl.load(base + 4 + few))
-    logits = logits * unit * tl.load(scale + 2) + tl.load(base + 8 + many)
-    tl.store(mixed + row[:, None] * 4 + few, pre, mask=inside[:, None])
-    tl.store(post_weights + row[:, None] * 4 + few, post, mask=inside[:, None])
-    found = _doubly_stochastic(logits, hyper_eps, ITERATIONS, ROWS)
-    tl.store(comb + row[:, None] * 16 + many, found, mask=inside[:, None])
+    """All three of ROWS rows from `first` on; TOGETHER parts of their sums are read at a time."""
+    row = first + tl.arange(0, ROWS)
+    column = tl.arange(0, 32)
+    total, square = tl.zeros((ROWS, 32), tl.float32), tl.zeros((ROWS,), tl.float32)
+    for start in tl.static_range(0, PARTS, TOGETHER):
+        part = start + tl.arange(0, TOGETHER)
+        place = squares + part[:, None] * rows + row[None, :]
+        inside = (part < PARTS)[:, None] & (row < rows)[None, :]
+        square += tl.sum(tl.load(place, mask=inside, other=0.0), 0)
+        place = z + (part[:, None, None] * rows + row[None, :, None]) * 24 + column[None, None, :]
+        total += tl.sum(tl.load(place, mask=inside[:, :, None] & (column < 24)[None, None, :], other=0.0), 0)
+    u = tl.rsqrt(square / WIDTH + norm_eps)
+    # By their number modulo 4, then divided by 4: pre, post, the rows of comb, and two times nothing.
+    zero, one, two, three = _quarters(total, ROWS, 32)
+    a0, b0, x00, x10, x20, x30, _, _ = _eight(zero, ROWS)
+    a1, b1, x01, x11, x21, x31, _, _ = _eight(one, ROWS)
+    a2, b2, x02, x12, x22, x32, _, _ = _eight(two, ROWS)
+    a3, b3, x03, x13, x23, x33, _, _ = _eight(three, ROWS)
+    s, t, c = tl.load(scale), tl.load(scale + 1), tl.load(scale + 2)
+    few, many, there = tl.arange(0, 4)[None, :], tl.arange(0, 16)[None, :], (row < rows)[:, None]
+    a = _joined(_scaled(a0, u, s, base, 0), _scaled(a1, u, s, base, 1), _scaled(a2, u, s, base, 2),
+                _scaled(a3, u, s, base, 3), ROWS)  # fmt: skip
+    tl.store(mixed + row[:, None] * 4 + few, tl.sigmoid(a) + hyper_eps, mask=there)
+    b = _joined(_scaled(b0, u, t, base, 4), _scaled(b1, u, t, base, 5), _scaled(b2, u, t, base, 6),
+                _scaled(b3, u, t, base, 7), ROWS)  # fmt: skip
+    tl.store(post_weights + row[:, None] * 4 + few, 2.0 * tl.sigmoid(b), mask=there)
+    found = _doubly_stochastic(
+        _scaled(x00, u, c, base, 8), _scaled(x01, u, c, base, 9), _scaled(x02, u, c, base, 10),
+        _scaled(x03, u, c, base, 11), _scaled(x10, u, c, base, 12), _scaled(x11, u, c, base, 13),
+        _scaled(x12, u, c, base, 14), _scaled(x13, u, c, base, 15), _scaled(x20, u, c, base, 16),
+        _scaled(x21, u, c, base, 17), _scaled(x22, u, c, base, 18), _scaled(x23, u, c, base, 19),
+        _scaled(x30, u, c, base, 20), _scaled(x31, u, c, base, 21), _scaled(x32, u, c, base, 22),
+        _scaled(x33, u, c, base, 23), hyper_eps, ITERATIONS, ROWS,
+    )  # fmt: skip
+    tl.store(comb + row[:, None] * 16 + many, found, mask=there)

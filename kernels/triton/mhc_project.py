@@ -30,12 +30,11 @@ class ProjectTiling:
     columns: int
     steps: int
     warps: int
-    held: int = 0
 
 
 def tiling_for(rows: int) -> ProjectTiling:
     """The tiling that was fastest on an H200 (docs/benchmarks.md)."""
-    return ProjectTiling(16, 128, 4, 4) if rows <= 256 else ProjectTiling(128, 64, 4, 4)
+    return ProjectTiling(64, 128, 4, 8) if rows <= 256 else ProjectTiling(128, 64, 4, 4)
 
 
 def parts_of(width: int) -> int:
@@ -71,7 +70,7 @@ def project(x: Tensor, packed: Tensor, z: Tensor, squares: Tensor, tiling: Proje
     if rows:
         _project[(triton.cdiv(rows, taken.rows) * parts,)](
             x, packed, z, squares, rows, x.stride(0), WIDTH=width, PARTS=parts, ROWS=taken.rows, STEP=taken.columns,
-            COLUMNS=COLUMNS, PADDED=_PADDED, HELD=taken.held, num_stages=taken.steps, num_warps=taken.warps,
+            COLUMNS=COLUMNS, PADDED=_PADDED, AHEAD=taken.steps, num_warps=taken.warps,
         )  # fmt: skip
 
 
@@ -79,42 +78,26 @@ def project(x: Tensor, packed: Tensor, z: Tensor, squares: Tensor, tiling: Proje
 def _project(
     x, packed, z, squares, rows, x_stride,
     WIDTH: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr,
-    PADDED: tl.constexpr, HELD: tl.constexpr,
+    PADDED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows by one part of the columns; HELD steps of x are on their way in registers, else in shared memory."""
+    """ROWS rows by one part of the columns."""
     length: tl.constexpr = WIDTH // PARTS
-    steps: tl.constexpr = length // STEP
     part = tl.program_id(0) % PARTS
     first = (tl.program_id(0) // PARTS).to(tl.int64) * ROWS
     row, lane = tl.arange(0, ROWS), tl.arange(0, STEP)
     held = tl.minimum(row, rows - 1 - first).to(tl.int32)  # rows behind the last are its copies: no masks while reading
     source = x + first * x_stride + (held[:, None] * x_stride + part * length + lane[None, :])
     weight = packed + tl.arange(0, 2 * PADDED)[:, None] * WIDTH + part * length + lane[None, :]
-    sums = tl.zeros((2 * PADDED, ROWS), tl.float32)
+    sums = tl.zeros((ROWS, 2 * PADDED), tl.float32)
     total = tl.zeros((ROWS, STEP), tl.float32)
-    if HELD > 0:
-        now = tl.load(source, eviction_policy="evict_first")
-        if HELD > 1:
-            then = tl.load(source + STEP, eviction_policy="evict_first")
-    for step in range(steps):
-        if HELD > 0:
-            value = now
-            after = tl.load(
-                source + (step + HELD) * STEP,
-                mask=tl.full((ROWS, STEP), 1, tl.int1) & (step + HELD < steps), eviction_policy="evict_first",
-            )  # fmt: skip
-            if HELD > 1:
-                now, then = then, after
-            else:
-                now = after
-        else:
-            value = tl.load(source + step * STEP)
-        sums = tl.dot(tl.load(weight + step * STEP), value.T, sums)
+    for step in tl.range(0, length // STEP, num_stages=AHEAD):
+        value = tl.load(source + step * STEP)
+        sums = tl.dot(value, tl.load(weight + step * STEP).T, sums)
         wide = value.to(tl.float32)
         total += wide * wide
-    both = tl.sum(tl.reshape(sums, (PADDED, 2, ROWS)), 1)
+    high, low = tl.split(tl.reshape(sums, (ROWS, PADDED, 2)))
     inside = row < rows - first
     column = tl.arange(0, PADDED)
-    place = z + (part * rows + first) * COLUMNS + (row[None, :] * COLUMNS + column[:, None])
-    tl.store(place, both, mask=inside[None, :] & (column < COLUMNS)[:, None])
+    place = z + (part * rows + first) * COLUMNS + (row[:, None] * COLUMNS + column[None, :])
+    tl.store(place, high + low, mask=inside[:, None] & (column < COLUMNS)[None, :])
     tl.store(squares + (part * rows + first) + row, tl.sum(total, 1), mask=inside)

@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels.errors import KernelError
 from kernels.reference.cast import CastSpec, Code, Scale, check_codes
 from kernels.reference.rms_norm import check_rows
-from kernels.triton.scaling import constants, e2m1, magnitude, policy, scale_of
+from kernels.triton.scaling import constants, e2m1, magnitude, scale_of
 
 MAX_WIDTH = 16_384
 _PLAIN = CastSpec(Code.E4M3, 128, Scale.FP32)
@@ -29,10 +29,9 @@ class Turns:
     warps: int
     programs: int = 0
     ahead: int = 1
-    leaving: bool = True  # what is read leaves the caches first
 
 
-def turns_for(rows: int, width: int) -> Turns:
+def turns_for(rows: int, width: int, added: bool = False) -> Turns:
     """What was fastest on an H200 (docs/benchmarks.md)."""
     return Turns(8 if width > 2048 else 4)
 
@@ -85,8 +84,7 @@ def _launch(
     _norm[(min(rows, taken.programs or rows),)](
         x, sums, weight, out, x if scales is None else scales, rows, eps, x.stride(0), beside, out.stride(0), *strides,
         WIDTH=width, ADDED=residual is not None, CAST=scales is not None, AHEAD=taken.ahead,
-        TURNS=bool(taken.programs), GROUPS=triton.next_power_of_2(width // spec.group), **constants(spec),
-        LEAVING=policy(taken.leaving), num_warps=taken.warps,
+        TURNS=bool(taken.programs), GROUPS=triton.next_power_of_2(width // spec.group), **constants(spec), num_warps=taken.warps,
     )  # fmt: skip
 
 
@@ -96,7 +94,6 @@ def _norm(
     WIDTH: tl.constexpr, ADDED: tl.constexpr, CAST: tl.constexpr, AHEAD: tl.constexpr, TURNS: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr, SCALE: tl.constexpr, LARGEST: tl.constexpr, FLOOR: tl.constexpr, PACKED: tl.constexpr,
-    LEAVING: tl.constexpr,
 ):  # fmt: skip
     """Row program_id(0), or that and every num_programs(0)-th after it."""
     group = tl.arange(0, GROUPS)
@@ -107,11 +104,11 @@ def _norm(
     last = rows if TURNS else tl.program_id(0) + 1
     for turn in tl.range(tl.program_id(0), last, tl.num_programs(0), num_stages=AHEAD):
         row = tl.cast(turn, tl.int64)
-        value = tl.load(x + row * x_stride + column, mask=inside[:, None], other=0.0, eviction_policy=LEAVING)
+        value = tl.load(x + row * x_stride + column, mask=inside[:, None], other=0.0)
         value = value.to(tl.float32)
         if ADDED:
             place = residual + row * residual_stride + column
-            other = tl.load(place, mask=inside[:, None], other=0.0, eviction_policy=LEAVING).to(tl.float32)
+            other = tl.load(place, mask=inside[:, None], other=0.0).to(tl.float32)
             total = (value + other).to(tl.bfloat16)
             tl.store(place, total, mask=inside[:, None])
             value = total.to(tl.float32)

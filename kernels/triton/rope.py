@@ -17,7 +17,7 @@ from kernels.errors import KernelError
 from kernels.reference.cast import CastSpec, Code, Scale, check_codes
 from kernels.reference.rms_norm import check_rows
 from kernels.reference.rope import check_rope
-from kernels.triton.scaling import constants, magnitude, policy, scale_of
+from kernels.triton.scaling import constants, magnitude, scale_of
 
 _PLAIN = CastSpec(Code.E4M3, 128, Scale.FP32)
 
@@ -28,12 +28,11 @@ class HeadTiling:
 
     heads: int
     warps: int
-    leaving: bool = True  # what is read leaves the caches first
 
 
 def tiling_for(heads: int, width: int) -> HeadTiling:
     """The tiling that was fastest on an H200 (docs/benchmarks.md)."""
-    return HeadTiling(min(triton.next_power_of_2(heads), max(1, 4096 // width)), 4)
+    return HeadTiling(min(triton.next_power_of_2(heads), max(1, 4096 // width)), 2)
 
 
 def rope(
@@ -47,7 +46,7 @@ def rope(
         parts = triton.cdiv(heads, taken.heads)
         _rope[(rows * parts,)](
             x, positions, cosine, sine, heads, x.stride(0), x.stride(1), WIDTH=width, PAIRS=cosine.shape[1],
-            HEADS=taken.heads, INVERSE=inverse, LEAVING=policy(taken.leaving), num_warps=taken.warps,
+            HEADS=taken.heads, INVERSE=inverse, num_warps=taken.warps,
         )  # fmt: skip
 
 
@@ -87,7 +86,7 @@ def _launch(
             x, cosine if weight is None else weight, positions, cosine, sine, out, x if scales is None else scales,
             heads, eps, x.stride(0), x.stride(1), out.stride(0), out.stride(1),
             WIDTH=width, PAIRS=cosine.shape[1], HEADS=taken.heads, WEIGHTED=weight is not None,
-            CAST=scales is not None, **constants(spec), LEAVING=policy(taken.leaving), num_warps=taken.warps,
+            CAST=scales is not None, **constants(spec), num_warps=taken.warps,
         )  # fmt: skip
 
 
@@ -111,7 +110,6 @@ def turned(value, cosine, sine):
 def _rope(
     x, positions, cosine, sine, heads, x_stride, head_stride,
     WIDTH: tl.constexpr, PAIRS: tl.constexpr, HEADS: tl.constexpr, INVERSE: tl.constexpr,
-    LEAVING: tl.constexpr,
 ):  # fmt: skip
     """HEADS heads of a row, only the channels that turn."""
     parts = tl.cdiv(heads, HEADS)
@@ -120,7 +118,7 @@ def _rope(
     channel = (WIDTH - 2 * PAIRS) + tl.arange(0, 2 * PAIRS)[None, :]
     cos, sin = angles(cosine, sine, tl.load(positions + row), 2 * PAIRS, PAIRS)
     place = x + row * x_stride + (head * head_stride + channel)
-    value = tl.load(place, mask=head < heads, other=0.0, eviction_policy=LEAVING).to(tl.float32)
+    value = tl.load(place, mask=head < heads, other=0.0).to(tl.float32)
     value = turned(value, cos, -sin if INVERSE else sin)
     tl.store(place, value.to(tl.bfloat16), mask=head < heads)
 
@@ -130,7 +128,6 @@ def _norm_rope(
     x, weight, positions, cosine, sine, out, scales, heads, eps, x_stride, head_stride, out_stride, out_head_stride,
     WIDTH: tl.constexpr, PAIRS: tl.constexpr, HEADS: tl.constexpr, WEIGHTED: tl.constexpr, CAST: tl.constexpr,
     GROUP: tl.constexpr, SCALE: tl.constexpr, LARGEST: tl.constexpr, FLOOR: tl.constexpr, PACKED: tl.constexpr,
-    LEAVING: tl.constexpr,
 ):  # fmt: skip
     """HEADS heads of a row."""
     parts = tl.cdiv(heads, HEADS)
@@ -140,7 +137,7 @@ def _norm_rope(
     inside = head < heads
     cos, sin = angles(cosine, sine, tl.load(positions + row), WIDTH, PAIRS)
     source = x + row * x_stride + (head * head_stride + channel)
-    value = tl.load(source, mask=inside, other=0.0, eviction_policy=LEAVING).to(tl.float32)
+    value = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     unit = tl.rsqrt(tl.sum(value * value, 1) / WIDTH + eps)
     value = value * tl.expand_dims(unit, 1)
     if WEIGHTED:

@@ -20,11 +20,6 @@ def constants(spec: CastSpec) -> dict[str, object]:
     }  # fmt: skip
 
 
-def policy(leaving: bool) -> str:
-    """How a read is kept in the caches: read once, it leaves before what others wrote there and nobody has read yet."""
-    return "evict_first" if leaving else ""
-
-
 @triton.jit
 def magnitude(x):
     """|x| of fp32 as an int32 of the same order, NaN above infinity: a maximum of these keeps NaN."""

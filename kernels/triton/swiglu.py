@@ -13,13 +13,13 @@ from kernels.errors import KernelError
 from kernels.reference.cast import CastSpec
 from kernels.reference.swiglu import check_swiglu
 from kernels.triton.cast import Tiling
-from kernels.triton.scaling import constants, e2m1, magnitude, policy, scale_of
+from kernels.triton.scaling import constants, e2m1, magnitude, scale_of
 
 
 def tiling_for(rows: int, inner: int) -> Tiling:
     """The tiling that was fastest on an H200 (docs/benchmarks.md)."""
     columns = min(inner & -inner, 1024)
-    return Tiling(1 if rows < 1024 else 2, columns, 4)
+    return Tiling(1, columns, 8 if rows < 1024 else 2)
 
 
 def swiglu_cast(
@@ -42,7 +42,7 @@ def swiglu_cast(
         x, codes if weights is None else weights, codes, scales, rows, 0.0 if limit is None else limit,
         x.stride(0), codes.stride(0), *scales.stride(),
         INNER=inner, ROWS=taken.rows, GROUPS=taken.columns // spec.group, CLAMPED=limit is not None,
-        WEIGHTED=weights is not None, **constants(spec), LEAVING=policy(taken.leaving), num_warps=taken.warps,
+        WEIGHTED=weights is not None, **constants(spec), num_warps=taken.warps,
     )  # fmt: skip
 
 
@@ -51,7 +51,6 @@ def _swiglu_cast(
     x, weights, codes, scales, rows, limit, x_stride, code_stride, scale_stride, scale_step,
     INNER: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, CLAMPED: tl.constexpr, WEIGHTED: tl.constexpr,
     GROUP: tl.constexpr, SCALE: tl.constexpr, LARGEST: tl.constexpr, FLOOR: tl.constexpr, PACKED: tl.constexpr,
-    LEAVING: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows by GROUPS groups; neighbours take neighbouring columns."""
     parts: tl.constexpr = INNER // (GROUPS * GROUP)
@@ -62,8 +61,8 @@ def _swiglu_cast(
     column = group * GROUP + tl.arange(0, GROUP)[None, None, :]
     inside = row < rows - first
     place = x + first * x_stride + (row * x_stride + column)
-    gate = tl.load(place, mask=inside, other=0.0, eviction_policy=LEAVING).to(tl.float32)
-    up = tl.load(place + INNER, mask=inside, other=0.0, eviction_policy=LEAVING).to(tl.float32)
+    gate = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(place + INNER, mask=inside, other=0.0).to(tl.float32)
     if CLAMPED:  # comparisons that are false for NaN keep it
         gate = tl.where(gate > limit, limit, gate)
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
