@@ -85,6 +85,7 @@ class ReceiveRing:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.taken_out = 0  # the credit to return
+        self.taken = 0  # chunks that are in place
         self._next = 0
         self._end = 0
         self._early: dict[int, Run] = {}
@@ -117,6 +118,7 @@ class ReceiveRing:
     def took(self, run: Run) -> None:
         """The chunk's bytes are in place: its part of the ring may be written again."""
         self.taken_out = max(self.taken_out, run.end)
+        self.taken += 1
 
     def _is_inside(self, run: Run) -> bool:
         size = run.end - run.start

@@ -41,17 +41,21 @@ class Doorbell:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         label = secrets.token_hex(16)
         self._socket.bind(_at(label))
-        self.where = f"{boot().hex()}/{label}"
+        self._host = f"{boot().hex()}/"
+        self.where = self._host + label
         self._open = True
         self._loop.add_reader(self._socket.fileno(), self._take)
 
+    def reaches(self, where: str) -> bool:
+        """Whether the doorbell at `where` is one of this host."""
+        return self._open and where.startswith(self._host) and len(where) > len(self._host)
+
     def ring(self, where: str, payload: bytes) -> bool:
         """Delivers a notice to the doorbell at `where`; False where that is of another host, gone, or full."""
-        host, _, label = where.partition("/")
-        if not self._open or not label or host != boot().hex():
+        if not self.reaches(where):
             return False
         try:
-            self._socket.sendto(self._sender + payload, _at(label))
+            self._socket.sendto(self._sender + payload, _at(where[len(self._host) :]))
         except OSError:
             return False
         return True

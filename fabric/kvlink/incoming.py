@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 
-from fabric.errors import Cancelled, DataLoss, DeadlineExceeded, Internal, InvalidArgument, ServiceError
+from fabric.errors import Cancelled, DataLoss, DeadlineExceeded, Internal, InvalidArgument, ServiceError, Unavailable
 from fabric.kvlink import messages
+from fabric.kvlink.answers import Answers, Peer, Transfer, Verified
 from fabric.kvlink.credit import ReceiveRing
 from fabric.kvlink.landing import LandingPool
-from fabric.kvlink.link import Link, Notice
-from fabric.kvlink.messages import Chunk, Credit, FromSender, GaveUp, Refusal, Trailing, Word, word_of
+from fabric.kvlink.link import Bytes, Link, Notice
+from fabric.kvlink.messages import Chunk, Credit, FromSender, GaveUp, Trailing, Word, word_of
 from fabric.kvlink.placing import Place, PlaceAll, check_chunk, rows_of
 from fabric.kvlink.slabs import SlabState, Writer
 from fabric.kvlink.verify import CopyRows
@@ -24,37 +24,9 @@ from fabric.records import Landing, LinkAddress
 from fabric.telemetry import logs
 
 _log = logs.get("kvlink")
-# Seconds without a chunk after which a credit is said again; doubled each time up to the most.
-_REPEAT_S = 0.1
-_REPEAT_MOST_S = 2.0
 _MAX_EARLY_ROWS = 1 << 16  # of a transfer; each takes some 300 bytes until its turn
-# Name and epoch of a link.
-Peer = tuple[str, int]
-# (valid entries, size, digest) as the writer sealed them, by (group, block).
-Verified = dict[tuple[str, int], tuple[int, int, int]]
-
-
 # Told of every message of the writer of a transfer, also after the transfer was closed while its writer is in doubt.
 Heard = Callable[[str, Peer, Word], None]
-
-
-@dataclass(slots=True, eq=False)
-class _Transfer:
-    landing: Landing
-    place: Place
-    place_all: PlaceAll | None
-    ring: ReceiveRing
-    chunks: dict[int, Chunk] = field(default_factory=dict)  # early ones
-    queue: deque[Chunk] = field(default_factory=deque)
-    verified: Verified = field(default_factory=dict)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    error: ServiceError | None = None
-    writer: Peer | None = None
-    reply: LinkAddress | None = None
-    told: Credit | Refusal | None = None
-    committing: asyncio.Task[None] | None = None
-    crediting: asyncio.Task[None] | None = None
 
 
 class Intake:
@@ -74,11 +46,12 @@ class Intake:
         commits: int = 2,
         credit_timeout_s: float = 5.0,
     ) -> None:
-        self._link, self._pool, self._heard, self._credit_timeout_s = link, pool, heard, credit_timeout_s
+        self._link, self._pool, self._heard = link, pool, heard
         self._commits = asyncio.Semaphore(commits)
         self._spent = 0  # bytes copied at once in this turn of the event loop
-        self._open: dict[str, _Transfer] = {}
+        self._open: dict[str, Transfer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._answers = Answers(link, credit_timeout_s, self._spawn)
         self._in_doubt: dict[str, Peer | None] = {}
 
     def open(
@@ -100,8 +73,8 @@ class Intake:
             Exhausted: no room now.
         """
         landing = self._pool.grant(owner, window_bytes)
-        self._open[owner] = _Transfer(
-            landing, place, place_all, ReceiveRing(window_bytes), writer=writer, told=Credit(owner, 0)
+        self._open[owner] = Transfer(
+            landing, place, place_all, ReceiveRing(window_bytes), writer=writer, told=Credit(owner, 0, 0)
         )
         return landing
 
@@ -111,7 +84,7 @@ class Intake:
             return False
         try:
             message = messages.unpack(notice.payload)
-            if not isinstance(message, Credit | Refusal):
+            if isinstance(message, FromSender):
                 self._told((notice.peer, notice.epoch), message)
         except InvalidArgument as error:
             _log.warning("notice dropped", peer=notice.peer, reason=error.message)
@@ -150,6 +123,7 @@ class Intake:
         """
         transfer = self._open.pop(owner, None)
         if transfer is not None:
+            self._answers.remember(transfer)
             self._fail(transfer, Cancelled(f"{owner} was closed"))
         self._pool.release(owner, writer)
         if transfer is not None and self._pool.state(owner) is not SlabState.FREE:
@@ -177,7 +151,7 @@ class Intake:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _find(self, owner: str) -> _Transfer:
+    def _find(self, owner: str) -> Transfer:
         transfer = self._open.get(owner)
         if transfer is None:
             raise InvalidArgument(f"{owner} is no open transfer", field="landing")
@@ -203,18 +177,19 @@ class Intake:
                 self._fail(transfer, Cancelled("the writer gave up a push"))
         self._heard(message.transfer, writer, word_of(message))
 
-    def _chunk(self, transfer: _Transfer, chunk: Chunk) -> None:
-        if chunk.last and transfer.over.is_set():
-            self._over(transfer)
-            return
+    def _chunk(self, transfer: Transfer, chunk: Chunk) -> None:
         transfer.reply = chunk.reply or transfer.reply
-        if not transfer.over.is_set():
-            self._take(transfer, chunk)
+        if transfer.over.is_set():
+            if word_of(chunk) is Word.DONE:
+                self._pool.release(transfer.landing.id, Writer.FINISHED)
+            self._answers.repeat(transfer)
+            return
+        self._take(transfer, chunk)
         if chunk.reply is not None:
-            self._return(transfer)
+            self._answers.give(transfer)
 
-    def _over(self, transfer: _Transfer) -> None:
-        """The writer is done, and knows it."""
+    def _over(self, transfer: Transfer) -> None:
+        """The writer is done, and listens no more."""
         self._pool.release(transfer.landing.id, Writer.FINISHED)
         transfer.reply = None
         self._fail(transfer, Cancelled("the writer gave up"))
@@ -222,11 +197,12 @@ class Intake:
     def _told_late(self, writer: Peer, message: FromSender) -> None:
         """A writer that was given up speaks: where it says that it is done, its landing is clean."""
         word = word_of(message)
-        if self._in_doubt.get(message.transfer, ("", -1)) not in (None, writer):
-            return  # a stranger: not even answered, since its address could pass for a newer one of somebody else's
-        if isinstance(message, Chunk) and message.reply is not None and word is not Word.DONE:
-            news = Refusal(message.transfer, Cancelled.code, f"{message.transfer} is not open")
-            self._spawn(self._send(message.reply, news))
+        # A stranger is not even answered, since its address could pass for a newer one of somebody else's.
+        is_known = self._in_doubt.get(message.transfer, ("", -1)) in (None, writer)
+        if isinstance(message, Chunk) and message.reply is not None:
+            self._answers.late(message.transfer, writer, message.reply, is_known)
+        if not is_known:
+            return
         if word is Word.DONE:
             self._pool.release(message.transfer, Writer.FINISHED)
         self._forget_what_is_free()
@@ -236,11 +212,15 @@ class Intake:
         for owner in [each for each in self._in_doubt if self._pool.state(each) is SlabState.FREE]:
             del self._in_doubt[owner]
 
-    def _take(self, transfer: _Transfer, chunk: Chunk) -> None:
+    def _take(self, transfer: Transfer, chunk: Chunk) -> None:
         if transfer.ring.seen(chunk.number):
             return
         try:
-            check_chunk(chunk, transfer.ring.nbytes)
+            lent = self._lent(transfer, chunk)
+            if chunk.lent and (lent is None or transfer.must_write):
+                self._answers.unreadable(transfer)
+                return
+            check_chunk(chunk, transfer.ring.nbytes, lent.nbytes if lent is not None else 0)
             in_order = transfer.ring.arrived(chunk.number, chunk.run)
             if not in_order and sum(len(early.extents) for early in transfer.chunks.values()) > _MAX_EARLY_ROWS:
                 raise InvalidArgument("too many extents came early", field="chunk")
@@ -251,7 +231,7 @@ class Intake:
         transfer.queue.extend(transfer.chunks.pop(number) for number, _ in in_order)
         self._advance(transfer)
 
-    def _advance(self, transfer: _Transfer) -> None:
+    def _advance(self, transfer: Transfer) -> None:
         """Places what arrived: at once as far as that takes no time and nobody else waits, the rest in a task."""
         if transfer.committing is not None:
             return
@@ -259,10 +239,22 @@ class Intake:
             while transfer.queue and self._may_copy_now(transfer.queue[0].run.size):
                 chunk = transfer.queue.popleft()
                 self._spend(chunk.run.size)
-                wrong = self._pool.commit_at_once(transfer.landing.id, self._rows_of(transfer, chunk))
+                rows, lent = self._rows_of(transfer, chunk), self._source(transfer, chunk)
+                wrong = self._pool.commit_at_once(transfer.landing.id, rows, lent)
                 self._placed(transfer, [chunk], [wrong])
         if transfer.queue:
             transfer.committing = self._spawn(self._commit(transfer))
+
+    def _lent(self, transfer: Transfer, chunk: Chunk) -> Bytes | None:
+        """Where the extents of a chunk lie, if that is not the landing and can be read. Raises InvalidArgument."""
+        return self._link.view(*transfer.writer, chunk.lent) if chunk.lent and transfer.writer is not None else None
+
+    def _source(self, transfer: Transfer, chunk: Chunk) -> Bytes | None:
+        """As `_lent` of a chunk that could be read when it came. Raises Unavailable where that is over."""
+        lent = self._lent(transfer, chunk)
+        if chunk.lent and lent is None:
+            raise Unavailable("the writer ended before its bytes were copied")
+        return lent
 
     def _may_copy_now(self, nbytes: int) -> bool:
         return not self._commits.locked() and self._spent + nbytes <= self._pool.inline_bytes
@@ -275,7 +267,7 @@ class Intake:
     def _next_turn(self) -> None:
         self._spent = 0
 
-    async def _commit(self, transfer: _Transfer) -> None:
+    async def _commit(self, transfer: Transfer) -> None:
         try:
             with self._failing(transfer):
                 while transfer.queue:
@@ -284,13 +276,17 @@ class Intake:
         finally:
             transfer.committing = None
 
-    async def _place_next(self, transfer: _Transfer) -> None:
+    async def _place_next(self, transfer: Transfer) -> None:
         chunks = self._next(transfer.queue)
-        wrong = [await self._pool.commit_rows(transfer.landing.id, self._rows_of(transfer, chunk)) for chunk in chunks]
+        owner = transfer.landing.id
+        wrong = [
+            await self._pool.commit_rows(owner, self._rows_of(transfer, chunk), self._source(transfer, chunk))
+            for chunk in chunks
+        ]
         self._placed(transfer, chunks, wrong)
 
     @contextmanager
-    def _failing(self, transfer: _Transfer) -> Iterator[None]:
+    def _failing(self, transfer: Transfer) -> Iterator[None]:
         """An error ends the transfer, not the caller."""
         try:
             yield
@@ -309,11 +305,11 @@ class Intake:
             total += chunks[-1].run.size
         return chunks
 
-    def _rows_of(self, transfer: _Transfer, chunk: Chunk) -> CopyRows:
+    def _rows_of(self, transfer: Transfer, chunk: Chunk) -> CopyRows:
         place_all = transfer.place_all if self._pool.has_kernel else None
         return rows_of(chunk.extents, transfer.place, place_all)
 
-    def _placed(self, transfer: _Transfer, chunks: Sequence[Chunk], wrong: Sequence[int | None]) -> None:
+    def _placed(self, transfer: Transfer, chunks: Sequence[Chunk], wrong: Sequence[int | None]) -> None:
         """Chunks were copied; of each the number of an extent that is not as it was sealed, if there is one.
 
         Raises:
@@ -325,66 +321,23 @@ class Intake:
             transfer.ring.took(chunk.run)
         is_last = bool(chunks) and chunks[-1].last
         if not is_last:
-            self._return(transfer)
+            self._answers.give(transfer)
         for chunk in chunks:
             transfer.verified.update(chunk.extents.sealed())
         if is_last:
             self._pool.release(transfer.landing.id, Writer.FINISHED)
             transfer.over.set()
-            transfer.news.set()
+            self._answers.confirm(transfer)
+            if transfer.writer is not None:
+                self._heard(transfer.landing.id, transfer.writer, Word.DONE)
 
-    def _fail(self, transfer: _Transfer, error: ServiceError) -> None:
+    def _fail(self, transfer: Transfer, error: ServiceError) -> None:
         """Nothing more is taken; `error` is the reason unless there is one, or everything is here."""
         transfer.queue.clear()
         if not transfer.over.is_set():
             transfer.error = error
             transfer.over.set()
-            self._return(transfer)
-
-    def _return(self, transfer: _Transfer) -> None:
-        """Credit, or the error, to the writer: at once where the link can, else one message at a time, since each says
-        all. A task says it again while no chunk comes."""
-        reply = transfer.reply
-        if reply is not None:
-            news = self._news(transfer)
-            with suppress(ServiceError):  # the task meets the same, and says so
-                if news != transfer.told and self._link.push_at_once(reply, [], notify=news.pack()):
-                    transfer.told = news
-        transfer.news.set()
-        if reply is not None and transfer.crediting is None:
-            transfer.crediting = self._spawn(self._tell(transfer, reply))
-
-    async def _tell(self, transfer: _Transfer, reply: LinkAddress) -> None:
-        """The newest credit, and the same again while no chunk comes: notices are not confirmed, and a writer that
-        hears a credit twice announces again what it has written since."""
-        wait_s, again = _REPEAT_S, False
-        while transfer.reply is not None and (transfer.error is not None or not transfer.over.is_set()):
-            transfer.news.clear()
-            news = self._news(transfer)
-            if again or news != transfer.told:
-                transfer.told = news
-                await self._send(reply, news)
-            if isinstance(news, Refusal):
-                break
-            try:
-                async with asyncio.timeout(wait_s):
-                    await transfer.news.wait()
-                wait_s, again = _REPEAT_S, False
-            except TimeoutError:
-                wait_s, again = min(2 * wait_s, _REPEAT_MOST_S), True
-        transfer.crediting = None
-
-    async def _send(self, reply: LinkAddress, news: Credit | Refusal) -> None:
-        try:
-            await self._link.push(reply, [], notify=news.pack(), timeout_s=self._credit_timeout_s)
-        except ServiceError as error:
-            _log.info("writer not told", peer=reply.peer, code=error.code)
-
-    def _news(self, transfer: _Transfer) -> Credit | Refusal:
-        owner, error = transfer.landing.id, transfer.error
-        if error is not None:
-            return Refusal(owner, error.code, error.message)
-        return Credit(owner, transfer.ring.taken_out)
+            self._answers.give(transfer)
 
 
 def _require_own(reply: LinkAddress, writer: Peer) -> None:

@@ -25,6 +25,7 @@ from fabric.kvlink.verify import (
     check_rows,
     copy_rows,
     mismatch,
+    parts,
     row_of,
     total_bytes,
 )
@@ -120,36 +121,54 @@ class LandingPool:
         if wrong is not None:
             raise mismatch(placements[wrong])
 
-    async def commit_rows(self, owner: str, rows: CopyRows) -> int | None:
+    async def commit_rows(self, owner: str, rows: CopyRows, lent: Bytes | None = None) -> int | None:
         """`commit` of many extents. Returns the number of the first whose digest differs; None where all is well.
+
+        `lent`: memory that the rows lie in, where that is not the landing. Its owner may change it meanwhile, as the
+        landing's writer may: the digest decides.
 
         Raises:
             InvalidArgument: no such landing, or a row does not fit; nothing was copied.
         """
-        return await self._commit(owner, rows, partial(check_rows, rows))
+        return await self._commit(owner, rows, partial(check_rows, rows), lent)
 
-    def commit_at_once(self, owner: str, rows: CopyRows) -> int | None:
+    def commit_at_once(self, owner: str, rows: CopyRows, lent: Bytes | None = None) -> int | None:
         """`commit_rows` before it returns: for `inline_bytes` bytes at most."""
-        with self._reading(owner, partial(check_rows, rows)) as landing:
-            wrong = self._copy(landing, rows)
+        with self._reading(owner, partial(check_rows, rows), lent) as source:
+            wrong = self._copy(source, rows)
         self._count(wrong, rows)
         return wrong
 
-    async def _commit(self, owner: str, rows: CopyRows, check: Callable[[int], None]) -> int | None:
-        with self._reading(owner, check) as landing:
-            if total_bytes(rows) <= self.inline_bytes:
-                wrong = self._copy(landing, rows)
-                await asyncio.sleep(0)  # many in a row must not keep the loop from others
-            else:
-                wrong = await _to_thread(self._copy, landing, rows)
+    async def _commit(
+        self, owner: str, rows: CopyRows, check: Callable[[int], None], lent: Bytes | None = None
+    ) -> int | None:
+        wrong = None
+        with self._reading(owner, check, lent) as source:
+            for first, end in parts(rows, self.inline_bytes) if self.has_kernel else [(0, len(rows))]:
+                wrong = await self._copy_part(source, rows[first:end])
+                if wrong is not None:
+                    wrong += first
+                    break
         self._count(wrong, rows)
+        return wrong
+
+    async def _copy_part(self, source: Bytes, rows: CopyRows) -> int | None:
+        if total_bytes(rows) > self.inline_bytes:
+            return await _to_thread(self._copy, source, rows)
+        wrong = self._copy(source, rows)
+        await asyncio.sleep(0)  # many in a row must not keep the loop from others
         return wrong
 
     @contextmanager
-    def _reading(self, owner: str, check: Callable[[int], None]) -> Iterator[Bytes]:
-        """The owner's landing, not given to anybody else meanwhile. Raises what `check` of its size does."""
+    def _reading(self, owner: str, check: Callable[[int], None], lent: Bytes | None = None) -> Iterator[Bytes]:
+        """The owner's landing, not given to anybody else meanwhile, or what stands in for it. Raises what `check` of
+        its size does."""
         grant = self._book.read(owner)
         try:
+            if lent is not None:
+                check(lent.nbytes)
+                yield lent
+                return
             first, count = grant.first * self._book.slab_bytes, grant.count * self._book.slab_bytes
             check(count)
             yield self._memory[first : first + count]

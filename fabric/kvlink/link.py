@@ -98,12 +98,33 @@ class Link(Protocol):
         """What carries the bytes, such as "cma/memory+tcp/lo"; "unconnected" before the first push."""
         ...
 
-    def allocate(self, nbytes: int) -> Bytes:
-        """Zeroed memory, uint8 [nbytes], of the kind that peers write to fastest once it is registered."""
+    def allocate(self, nbytes: int, touched: bool = True) -> Bytes:
+        """Zeroed memory, uint8 [nbytes], of the kind that peers write to and read fastest once it is registered.
+
+        `touched`: all of its pages are there at once, as who writes one-sided wants them; else each when it is used.
+        """
         ...
 
     def register(self, buffer: Any) -> Region:
         """Makes the memory of a writable, contiguous buffer known to the link until `close`."""
+        ...
+
+    def lends(self, address: LinkAddress, region: Region) -> bool:
+        """Whether the peer at `address` may be able to read a region of this process where it is, by its token's
+        `shared`: only that peer's `view` can say for sure."""
+        ...
+
+    def was_read(self, address: LinkAddress) -> None:
+        """The peer at `address` has read what was lent to it: what the lane is, is known now."""
+        ...
+
+    def view(self, peer: str, epoch: int, shared: bytes) -> Bytes | None:
+        """Memory that a peer registered, to be read where it is, uint8 [nbytes]; None where that cannot be. What its
+        owner does with it meanwhile is seen.
+
+        Raises:
+            InvalidArgument: `shared` is no name of memory.
+        """
         ...
 
     def push_at_once(self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes) -> bool:
@@ -143,9 +164,9 @@ class Link(Protocol):
         ...
 
 
-def plain_memory(nbytes: int) -> Bytes:
-    """Zeroed memory that was touched: a first write by a peer would otherwise pay for every page fault."""
-    return np.full(nbytes, 0, np.uint8)
+def plain_memory(nbytes: int, touched: bool = True) -> Bytes:
+    """Zeroed memory; touched, since a first write by a peer would otherwise pay for every page fault."""
+    return np.full(nbytes, 0, np.uint8) if touched else np.zeros(nbytes, np.uint8)
 
 
 def as_bytes(buffer: Any) -> Bytes:

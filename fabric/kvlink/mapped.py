@@ -15,11 +15,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from fabric.kvlink.mappings import Mappings
 from fabric.kvlink.plan import Copies
-from fabric.kvlink.shared import Mapping, SharedName, open_mapping
-from fabric.telemetry import logs
+from fabric.kvlink.shared import Mapping, open_mapping
 
-_log = logs.get("kvlink")
 LANE = "mapped/memory"
 # Copies of int64 [3, n]: offsets from a source and from a target address, and bytes. Runs without the interpreter.
 CopyTable = Callable[[int, int, NDArray[np.int64]], None]
@@ -27,7 +26,6 @@ CopyTable = Callable[[int, int, NDArray[np.int64]], None]
 INLINE_BYTES = 4 << 20
 # Up to here a copy keeps the interpreter: giving it up and waiting for it again takes longer.
 _SMALL_BYTES = 64 << 10
-_MOST_NAMES = 1024
 _THREADS = 2
 
 Work = Callable[[], None]
@@ -39,13 +37,12 @@ class MappedLane:
     def __init__(self, copy: CopyTable | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._copy = copy or copy_each
-        self._mappings: dict[bytes, Mapping | None] = {}  # None: cannot be mapped, or its owner has ended
-        self._names: dict[str, set[bytes]] = {}
+        self.mappings = Mappings(open_mapping)
         self._threads = ThreadPoolExecutor(_THREADS, "kvlink-copy")
 
     def has_met(self, planned: Sequence[Copies]) -> bool:
         """Whether it was found out which regions of these writes can be mapped."""
-        return all(not (name := copies.target.shared) or name in self._mappings for copies in planned)
+        return all(not (name := copies.target.shared) or self.mappings.has_met(name) for copies in planned)
 
     async def meet(self, peer: str, planned: Sequence[Copies]) -> None:
         """Finds it out, once for every region.
@@ -55,15 +52,15 @@ class MappedLane:
         """
         for copies in planned:
             packed = copies.target.shared
-            if packed and packed not in self._mappings:
-                name = SharedName.unpack(packed)
-                self._keep(peer, packed, await self._loop.run_in_executor(self._threads, open_mapping, name))
+            if packed and not self.mappings.has_met(packed):
+                found = await self._loop.run_in_executor(self._threads, self.mappings.open, packed)
+                self.mappings.keep(peer, packed, found)
 
     def plan(self, planned: Sequence[Copies]) -> Work | None:
         """What writes everything; None where a region is not mapped, or its owner is known to have ended."""
         jobs = []
         for copies in planned:
-            mapping = self._mappings.get(copies.target.shared)
+            mapping = self.mappings.known(copies.target.shared)
             if mapping is None or copies.target.nbytes > mapping.memory.nbytes:
                 return None
             jobs.append((mapping, copies))
@@ -71,44 +68,17 @@ class MappedLane:
 
     def is_over(self, planned: Sequence[Copies]) -> bool:
         """Whether the owner of a region has ended, asked anew."""
-        found = [self._mappings.get(copies.target.shared) for copies in planned]
+        found = [self.mappings.known(copies.target.shared) for copies in planned]
         return any(mapping is None or mapping.is_over() for mapping in found)
 
     def start(self, work: Work) -> Future[None]:
         """Runs it on a thread, to its end."""
         return self._threads.submit(work)
 
-    def forget(self, peer: str) -> None:
-        """Drops the mappings of an incarnation that was replaced."""
-        for packed in self._names.pop(peer, ()):
-            self._drop(packed)
-            del self._mappings[packed]
-
     def close(self) -> None:
         """Waits for copies that run; safe to repeat."""
-        for peer in list(self._names):
-            self.forget(peer)
+        self.mappings.close()
         self._threads.shutdown()
-
-    def _keep(self, peer: str, packed: bytes, mapping: Mapping | None) -> None:
-        if packed in self._mappings:  # another push was faster
-            if mapping is not None:
-                mapping.close()
-            return
-        if len(self._mappings) >= _MOST_NAMES:
-            self.forget(next(iter(self._names)))
-        self._mappings[packed] = mapping
-        self._names.setdefault(peer, set()).add(packed)
-        if mapping is not None:
-            _log.info("memory of a peer mapped", peer=peer, bytes=mapping.memory.nbytes)
-            self._loop.add_reader(mapping.process, self._drop, packed)
-
-    def _drop(self, packed: bytes) -> None:
-        mapping = self._mappings[packed]
-        if mapping is not None:
-            self._mappings[packed] = None
-            self._loop.remove_reader(mapping.process)
-            mapping.close()
 
     def _write(self, jobs: Sequence[tuple[Mapping, Copies]]) -> None:
         for mapping, copies in jobs:

@@ -1,6 +1,6 @@
 """What both ends of a pipelined transfer tell each other by notices. Knows bytes and bounds, sends nothing.
 
-A message starts with one byte that names its kind, 0x10 to 0x15, so that it can share a link's notices with others.
+A message starts with one byte that names its kind, 0x10 to 0x16, so that it can share a link's notices with others.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from fabric.kvlink.extents import ROW, Extents
 from fabric.kvlink.verify import DIGEST_KIND
 from fabric.records import LinkAddress
 
-_CHUNK, _GAVE_UP, _CREDIT, _REFUSAL, _ALIVE, _TRAILING = 0x10, 0x11, 0x12, 0x13, 0x14, 0x15
+_CHUNK, _GAVE_UP, _CREDIT, _REFUSAL, _ALIVE, _TRAILING, _UNREADABLE = 0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16
 _RUN = struct.Struct("<QQQQB")
 _SIZE = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Extents that are complete in the landing, at offsets from its start. `reply`: where credit goes from now on."""
+    """Extents that are complete in the landing, at offsets from its start. `reply`: where credit goes from now on.
+
+    With `lent` they are not in the landing: they lie in memory of the writer under that name (`Token.shared`), at
+    offsets from its start, until they are credited; `run` is where they go if the receiver cannot read that memory.
+    """
 
     transfer: str
     number: int
@@ -32,12 +36,13 @@ class Chunk:
     last: bool
     extents: Extents
     reply: LinkAddress | None = None
+    lent: bytes = b""
 
     def pack(self) -> bytes:
         groups = self.extents.groups
         run = _RUN.pack(self.number, self.run.offset, self.run.start, self.run.end, self.last)
         texts = [str(len(groups)), self.transfer, DIGEST_KIND, *groups]
-        parts = [*map(str.encode, texts), run, self.extents.table.tobytes()]
+        parts = [*map(str.encode, texts), run, self.extents.table.tobytes(), self.lent]
         if self.reply is not None:
             reply = self.reply
             parts += [reply.url.encode(), reply.peer.encode(), str(reply.epoch).encode(), reply.metadata]
@@ -76,13 +81,14 @@ class Trailing:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """Everything before `position` was taken out of the landing."""
+    """The first `chunks` chunks are verified in their places: everything before `position` was taken out."""
 
     transfer: str
     position: int
+    chunks: int
 
     def pack(self) -> bytes:
-        return _pack(_CREDIT, [self.transfer.encode(), str(self.position).encode()])
+        return _pack(_CREDIT, [self.transfer.encode(), b"%d" % self.position, b"%d" % self.chunks])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +103,18 @@ class Refusal:
         return _pack(_REFUSAL, [self.transfer.encode(), self.code.encode(), self.message.encode()])
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The receiver cannot read memory of the writer: what was lent must be written into the landing."""
+
+    transfer: str
+
+    def pack(self) -> bytes:
+        return _pack(_UNREADABLE, [self.transfer.encode()])
+
+
 FromSender = Chunk | GaveUp | Alive | Trailing
-FromReceiver = Credit | Refusal
+FromReceiver = Credit | Refusal | Unreadable
 
 
 class Word(Enum):
@@ -113,6 +129,8 @@ def word_of(message: FromSender) -> Word:
     match message:
         case Alive() | Chunk(last=False):
             return Word.ALIVE
+        case Chunk(lent=lent) if lent:  # it may still have to be written
+            return Word.ALIVE
         case Trailing():
             return Word.TRAILING
     return Word.DONE
@@ -125,7 +143,7 @@ def is_for_receiver(payload: bytes) -> bool:
 
 def is_for_sender(payload: bytes) -> bool:
     """Whether a notice is what a receiver says."""
-    return payload[:1] in (b"\x12", b"\x13")
+    return payload[:1] in (b"\x12", b"\x13", b"\x16")
 
 
 def unpack(payload: bytes) -> FromSender | FromReceiver:
@@ -138,13 +156,16 @@ def unpack(payload: bytes) -> FromSender | FromReceiver:
             case 0x11:
                 return GaveUp(*map(bytes.decode, parts))
             case 0x12:
-                return Credit(parts[0].decode(), int(parts[1]))
+                transfer, position, chunks = parts
+                return Credit(transfer.decode(), int(position), int(chunks))
             case 0x13:
                 return Refusal(*map(bytes.decode, parts))
             case 0x14:
                 return Alive(*map(bytes.decode, parts))
             case 0x15:
                 return Trailing(*map(bytes.decode, parts))
+            case 0x16:
+                return Unreadable(*map(bytes.decode, parts))
     except (struct.error, ValueError, TypeError, IndexError) as error:
         raise InvalidArgument("not a message of a pipelined transfer", field="notice") from error
     raise InvalidArgument("not a message of a pipelined transfer", field="notice")
@@ -153,7 +174,7 @@ def unpack(payload: bytes) -> FromSender | FromReceiver:
 def _chunk(parts: list[bytes]) -> Chunk:
     count = int(parts[0])
     transfer, kind, *groups = (part.decode() for part in parts[1 : 3 + count])
-    run, rows, *reply = parts[3 + count :]
+    run, rows, lent, *reply = parts[3 + count :]
     if kind != DIGEST_KIND:
         raise InvalidArgument(f"sealed with {kind!r}, not {DIGEST_KIND!r}", field="digest_kind")
     number, offset, start, end, last = _RUN.unpack(run)
@@ -166,7 +187,7 @@ def _chunk(parts: list[bytes]) -> Chunk:
     if reply:
         url, peer, epoch, metadata = reply
         address = LinkAddress(url.decode(), peer.decode(), int(epoch), metadata)
-    return Chunk(transfer, number, Run(offset, start, end), bool(last), extents, address)
+    return Chunk(transfer, number, Run(offset, start, end), bool(last), extents, address, lent)
 
 
 def _pack(kind: int, parts: list[bytes]) -> bytes:

@@ -7,73 +7,25 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeVar
 
 from fabric.errors import DeadlineExceeded, InvalidArgument, ServiceError, from_detail
 from fabric.kvlink import messages
-from fabric.kvlink.credit import FairQueue, Flow, Run, SendRing, Turn, cut
-from fabric.kvlink.extents import Extents
-from fabric.kvlink.link import Link, Notice, Offsets, Region, Write
-from fabric.kvlink.messages import Alive, Chunk, Credit, GaveUp, Refusal, Trailing
-from fabric.kvlink.plan import lay_out, write_to
+from fabric.kvlink.credit import FairQueue, Flow, Run, SendRing, Turn
+from fabric.kvlink.link import Link, Notice, Region, Write
+from fabric.kvlink.messages import Alive, Chunk, Credit, FromReceiver, GaveUp, Refusal, Trailing, Unreadable
+from fabric.kvlink.pieces import NOTHING, Piece, Pieces, writes
+from fabric.kvlink.plan import lay_out
 from fabric.records import Landing, LinkAddress
 from fabric.telemetry import logs
 from fabric.wire import ErrorDetail
 
+__all__ = ["Outgoing", "Piece", "Pieces", "SendLimits", "Sender"]
+
 _log = logs.get("kvlink")
-# Seconds without a word on credit after which what was announced is announced again; receivers repeat theirs sooner.
-_ASK_AGAIN_S = 2.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """One extent as it lies in this process: `size` bytes from `start` of `source`, sealed with their digest.
-
-    The bytes must stay as they are until the `send` that takes them has returned.
-    """
-
-    group: str
-    block: int
-    valid_entries: int
-    source: Region
-    start: int
-    size: int
-    digest: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
-    """Many pieces in order, as arrays: piece i is `extents.table[i]`, at `starts[i]` of `regions[of[i]]`, int64 [n]."""
-
-    extents: Extents
-    regions: tuple[Region, ...]
-    of: Offsets
-    starts: Offsets
-
-    @staticmethod
-    def pack(pieces: Sequence[Piece]) -> Pieces:
-        numbers: dict[int, int] = {}
-        rows = [(p.group, p.block, p.valid_entries, 0, p.size, p.digest) for p in pieces]
-        of = [numbers.setdefault(id(p.source), len(numbers)) for p in pieces]
-        regions = {id(p.source): p.source for p in pieces}
-        starts = np.array([p.start for p in pieces], np.int64)
-        return Pieces(Extents.of(rows), tuple(regions[key] for key in numbers), np.array(of, np.int64), starts)
-
-    def cut(self, first: int, end: int) -> Pieces:
-        table = self.extents.table[first:end].copy()
-        return Pieces(Extents(self.extents.groups, table), self.regions, self.of[first:end], self.starts[first:end])
-
-    @property
-    def sizes(self) -> Offsets:
-        return self.extents.table["size"].astype(np.int64)
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-
-_NOTHING = Pieces.pack(())
+ResultT = TypeVar("ResultT")
+# Seconds without a word after which what was announced is announced again; doubled each time up to the most.
+_ASK_AGAIN_S, _ASK_AGAIN_MOST_S = 0.25, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +72,13 @@ class Sender:
             pass
 
     def noticed(self, notice: Notice) -> bool:
-        """Takes a credit or a refusal; False for a notice that is neither. A malformed one is logged and dropped."""
+        """Takes what a receiver says; False for another notice. A malformed one is logged and dropped."""
         if not messages.is_for_sender(notice.payload):
             return False
         try:
             message = messages.unpack(notice.payload)
             outgoing = self._open.get(message.transfer)
-            if outgoing is not None and isinstance(message, Credit | Refusal):
+            if outgoing is not None and isinstance(message, FromReceiver):
                 outgoing.told(notice, message)
         except InvalidArgument as error:
             _log.warning("notice dropped", peer=notice.peer, reason=error.message)
@@ -164,6 +116,18 @@ class Sender:
                 self._begun[turn].set_result(None)
 
 
+@dataclass(slots=True, eq=False)
+class _Unconfirmed:
+    """A chunk that its receiver did not say it took. `lent`: its bytes are not in the landing but where they are."""
+
+    number: int
+    run: Run
+    last: bool
+    pieces: Pieces
+    lent: bytes = b""
+    notice: bytes = b""
+
+
 class Outgoing:
     """One transfer: `send` in the order of the bytes, by one task at a time."""
 
@@ -171,40 +135,47 @@ class Outgoing:
         self._sender, self._landing = sender, landing
         self._fits = total_bytes is not None and total_bytes <= landing.size
         self._ring, self._flow = SendRing(landing.size), Flow()
-        self._credited = asyncio.Event()
+        self._answered = asyncio.Event()
         self._refused: ServiceError | None = None
+        self._must_write = False  # the receiver cannot read this process's memory
         self._chunks = 0
         self._asked = False
-        self._announced: deque[tuple[int, bytes]] = deque()  # (end, notice) of chunks without credit
+        self._unconfirmed: deque[_Unconfirmed] = deque()
+        self._ask_again_s = _ASK_AGAIN_S
         self._finished = False
         self._in_doubt = False
 
     async def send(self, pieces: Pieces | Sequence[Piece], *, last: bool = False) -> None:
-        """Writes the pieces; returns when all of them are in the landing or beyond. With `last` nothing may follow.
+        """Sends the pieces; returns when nobody needs them here any more. With `last` nothing may follow, and it
+        returns when the receiver has confirmed that everything is verified in its place.
 
         Raises:
             InvalidArgument: a piece is larger than the landing; nothing of it was written.
-            DeadlineExceeded: no credit, no turn or no end of a push in time.
+            DeadlineExceeded: no credit, no turn, no word or no end of a push in time.
             Unavailable: the peer is gone.
             ServiceError: what the receiver refused the transfer for, such as DataLoss.
         """
         packed = pieces if isinstance(pieces, Pieces) else Pieces.pack(pieces)
-        for first, end in cut(packed.sizes, self._chunk_bytes()) or ([(0, 0)] if last else []):
+        lends = any(self._lends(region) for region in packed.regions)
+        for first, end in packed.spans(self._chunk_bytes(lends), lends) or ([(0, 0)] if last else []):
             await self._send_chunk(packed.cut(first, end), last and end == len(packed))
+        if last or any(chunk.lent for chunk in self._unconfirmed):
+            await self._in_time(self._all_taken(), "no word that everything was taken")
         self._finished = last
 
-    def told(self, notice: Notice, message: Credit | Refusal) -> None:
+    def told(self, notice: Notice, message: FromReceiver) -> None:
         """What the receiver says; others than the receiver are not listened to."""
         address = self._landing.address
         if (notice.peer, notice.epoch) != (address.peer, address.epoch):
             return
-        if isinstance(message, Credit):
-            self._ring.credit(message.position)
-            while self._announced and self._announced[0][0] <= message.position:
-                self._announced.popleft()
-        else:
-            self._refused = from_detail(ErrorDetail(message.code, message.message))
-        self._credited.set()
+        match message:
+            case Credit():
+                self._credit(message)
+            case Refusal():
+                self._refused = from_detail(ErrorDetail(message.code, message.message))
+            case Unreadable():
+                self._must_write = True
+        self._answered.set()
 
     async def alive(self) -> None:
         """Tells the receiver that this writer is there. Raises ServiceError where it cannot be told."""
@@ -222,38 +193,76 @@ class Outgoing:
         except ServiceError as error:
             _log.info("receiver not told that the transfer ended", code=error.code)
 
-    def _chunk_bytes(self) -> int:
-        """Half a landing at most, unless all fits: one half is taken out while the other is filled."""
+    def _lends(self, region: Region) -> bool:
+        return not self._must_write and self._sender.link.lends(self._landing.address, region)
+
+    def _credit(self, credit: Credit) -> None:
+        if credit.chunks > self._chunks:
+            raise InvalidArgument(f"{credit.chunks} chunks taken of {self._chunks}", field="credit")
+        self._ring.credit(credit.position)
+        while self._unconfirmed and self._unconfirmed[0].number < credit.chunks:
+            self._ask_again_s = _ASK_AGAIN_S
+            if self._unconfirmed.popleft().lent:
+                self._sender.link.was_read(self._landing.address)
+
+    def _chunk_bytes(self, lends: bool) -> int:
+        """Half a landing at most, unless all fits: one half is taken out while the other is filled. What is lent is not
+        pushed: the fewer words about it the better."""
         limits, size = self._sender.limits, self._landing.size
         whole = self._fits and self._ring.written < size
-        return min(limits.chunk_bytes, limits.in_flight_bytes, size if whole else max(1, size // 2))
+        most = limits.in_flight_bytes if lends else min(limits.chunk_bytes, limits.in_flight_bytes)
+        return min(most, size if whole else max(1, size // 2))
 
     async def _send_chunk(self, pieces: Pieces, last: bool) -> None:
-        sizes = pieces.sizes
-        total = int(sizes.sum())
-        run = await self._place(total)
-        offsets = run.offset + lay_out(sizes)
-        pieces.extents.table["offset"] = offsets
-        reply = self._reply(run, asks=not total and not last)
-        notify = Chunk(self._landing.id, self._chunks, run, last, pieces.extents, reply).pack()
-        await self._write_chunk(_writes(self._landing, pieces, offsets, sizes), total, notify)
-        self._announced.append((run.end, notify))
+        run = await self._place(int(pieces.sizes.sum()))
+        chunk = _Unconfirmed(self._chunks, run, last, pieces)
         self._chunks += 1
+        self._unconfirmed.append(chunk)
+        region = pieces.regions[int(pieces.of[0])] if len(pieces) else None
+        if region is not None and self._lends(region):
+            await self._lend(chunk, region)
+        else:
+            await self._write_chunk(chunk)
 
-    async def _write_chunk(self, writes: Sequence[Write], total: int, notify: bytes) -> None:
+    async def _lend(self, chunk: _Unconfirmed, region: Region) -> None:
+        """Tells where the bytes are: the receiver copies them from there."""
+        chunk.lent = region.token.shared
+        chunk.pieces.extents.table["offset"] = chunk.pieces.starts
+        self._note(chunk, self._reply(asks=True))
+        if not self._sender.link.push_at_once(self._landing.address, [], notify=chunk.notice):
+            await self._push([], chunk.notice)
+
+    async def _write_chunk(self, chunk: _Unconfirmed) -> None:
         """At once where the link can and nobody else waits for a turn, else in a turn of its own."""
-        if self._sender.push_at_once(self._flow, total, self._landing.address, writes, notify):
+        sizes, total = chunk.pieces.sizes, chunk.run.size
+        offsets = chunk.run.offset + lay_out(sizes)
+        chunk.lent = b""
+        chunk.pieces.extents.table["offset"] = offsets
+        self._note(chunk, self._reply(asks=self._is_enough(chunk.run) or not total))
+        found = writes(self._landing, chunk.pieces, offsets, sizes)
+        if self._sender.push_at_once(self._flow, total, self._landing.address, found, chunk.notice):
             await asyncio.sleep(0)  # many in a row must not keep the loop from others
         elif not total:
-            await self._push([], notify)
+            await self._push([], chunk.notice)
         else:
             async with self._sender.turn(self._flow, total):
-                await self._push(writes, notify)
+                await self._push(found, chunk.notice)
 
-    def _reply(self, run: Run, asks: bool) -> LinkAddress | None:
-        """Where credit goes, told once: when half the landing is full, or all of it by a transfer that fits whole."""
-        enough = self._landing.size if self._fits else self._landing.size // 2
-        if self._asked or not (asks or run.end > enough):
+    def _note(self, chunk: _Unconfirmed, reply: LinkAddress | None) -> None:
+        """The chunk's announcement; the last one can be answered by a receiver that has forgotten the transfer."""
+        reply = self._sender.link.address if chunk.last else reply
+        message = Chunk(
+            self._landing.id, chunk.number, chunk.run, chunk.last, chunk.pieces.extents, reply, lent=chunk.lent
+        )
+        chunk.notice = message.pack()
+
+    def _is_enough(self, run: Run) -> bool:
+        """Whether credit will be needed: half the landing is full, or all of it by a transfer that fits whole."""
+        return run.end > (self._landing.size if self._fits else self._landing.size // 2)
+
+    def _reply(self, asks: bool) -> LinkAddress | None:
+        """Where credit goes, told once."""
+        if self._asked or not asks:
             return None
         self._asked = True
         return self._sender.link.address
@@ -261,52 +270,67 @@ class Outgoing:
     async def _place(self, size: int) -> Run:
         if self._refused is None and (run := self._ring.place(size)) is not None:
             return run
+        return await self._in_time(self._credit_for(size), "no credit")
+
+    async def _in_time(self, work: Coroutine[Any, Any, ResultT], what: str) -> ResultT:
         peer, timeout_s = self._landing.address.peer, self._sender.limits.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._credit_for(size)
+                return await work
         except TimeoutError as error:
-            raise DeadlineExceeded(f"no credit from {peer} after {timeout_s:.3g} s") from error
+            raise DeadlineExceeded(f"{what} from {peer} after {timeout_s:.3g} s") from error
 
     async def _credit_for(self, size: int) -> Run:
         while self._refused is None:
             run = self._ring.place(size)
             if run is not None:
                 return run
-            if not self._asked:  # the piece is so large that it finds no place although half the landing is free
-                await self._send_chunk(_NOTHING.cut(0, 0), last=False)
-                continue
-            before = self._ring.in_flight
-            self._credited.clear()
-            with self._sender.link.expecting():
-                await self._credit_said()
-            if self._ring.in_flight == before:  # said again, or not at all: what was announced since may be lost
-                await self._announce_again()
+            if self._asked:
+                await self._hear()
+            else:  # the piece is so large that it finds no place although half the landing is free
+                await self._send_chunk(NOTHING.cut(0, 0), last=False)
         raise self._refused
 
-    async def _credit_said(self) -> None:
-        """Returns at the next credit or refusal, or when it is time to ask again: that notice may be lost as well."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_ASK_AGAIN_S):
-                await self._credited.wait()
+    async def _all_taken(self) -> None:
+        while self._refused is None:
+            if not self._unconfirmed:
+                return
+            await self._hear()
+        raise self._refused
+
+    async def _hear(self) -> None:
+        """The receiver's next word. One that says nothing new, or none for a while, means that notices were lost."""
+        before = len(self._unconfirmed), self._ring.in_flight
+        self._answered.clear()
+        with self._sender.link.expecting(), suppress(TimeoutError):
+            async with asyncio.timeout(self._ask_again_s):
+                await self._answered.wait()
+        if self._refused is not None:
+            return
+        if self._must_write and any(chunk.lent for chunk in self._unconfirmed):
+            for chunk in [each for each in self._unconfirmed if each.lent]:
+                await self._write_chunk(chunk)
+        elif before == (len(self._unconfirmed), self._ring.in_flight):
+            self._ask_again_s = min(2 * self._ask_again_s, _ASK_AGAIN_MOST_S)
+            await self._announce_again()
 
     async def _announce_again(self) -> None:
         """Receivers take a chunk once, however often it is announced."""
-        _log.info("chunks announced again", peer=self._landing.address.peer, chunks=len(self._announced))
+        _log.info("chunks announced again", peer=self._landing.address.peer, chunks=len(self._unconfirmed))
         link, timeout_s = self._sender.link, self._sender.limits.timeout_s
-        for _, notify in list(self._announced):
-            await link.push(self._landing.address, [], notify=notify, timeout_s=timeout_s)
+        for chunk in list(self._unconfirmed):
+            await link.push(self._landing.address, [], notify=chunk.notice, timeout_s=timeout_s)
 
-    async def _push(self, writes: Sequence[Write], notify: bytes) -> None:
+    async def _push(self, found: Sequence[Write], notify: bytes) -> None:
         """Pushes to its end even when the caller is cancelled: the source must not change meanwhile."""
-        await _to_its_end(self._write(writes, notify))
+        await _to_its_end(self._write(found, notify))
 
-    async def _write(self, writes: Sequence[Write], notify: bytes) -> None:
+    async def _write(self, found: Sequence[Write], notify: bytes) -> None:
         link, timeout_s = self._sender.link, self._sender.limits.timeout_s
         try:
-            await link.push(self._landing.address, writes, notify=notify, timeout_s=timeout_s)
+            await link.push(self._landing.address, found, notify=notify, timeout_s=timeout_s)
         except BaseException:
-            self._in_doubt = self._in_doubt or bool(writes)
+            self._in_doubt = self._in_doubt or bool(found)
             raise
 
 
@@ -333,15 +357,3 @@ async def _before(timeout_s: float, event: Awaitable[object], what: str) -> None
             await event
     except TimeoutError as error:
         raise DeadlineExceeded(f"{what} after {timeout_s:.3g} s") from error
-
-
-def _writes(landing: Landing, pieces: Pieces, offsets: Offsets, sizes: Offsets) -> list[Write]:
-    """One write for every source region, its pieces in order."""
-    if len(pieces.regions) == 1:
-        return [write_to(landing, pieces.regions[0], pieces.starts, offsets, sizes)]
-    found = []
-    for number, region in enumerate(pieces.regions):
-        own = pieces.of == number
-        if own.any():
-            found.append(write_to(landing, region, pieces.starts[own], offsets[own], sizes[own]))
-    return found

@@ -22,7 +22,7 @@ _FEW = 16
 
 
 def rows_of(extents: Extents, place: Place, place_all: PlaceAll | None) -> CopyRows:
-    """What to copy, by offset in the landing: one table where `place_all` can tell. Raises what those two do."""
+    """What to copy, by offset where the extents lie: one table where `place_all` can tell. Raises what those two do."""
     table = extents.table
     if place_all is not None and len(table) > _FEW and int(table["size"].min()) >= KERNEL_BYTES:
         addresses = place_all(extents)
@@ -31,26 +31,28 @@ def rows_of(extents: Extents, place: Place, place_all: PlaceAll | None) -> CopyR
     return [(offset, size, seal, place(group, block, size)) for group, block, _, offset, size, seal in extents.rows()]
 
 
-def check_chunk(chunk: Chunk, ring_bytes: int) -> None:
+def check_chunk(chunk: Chunk, ring_bytes: int, lent_bytes: int = 0) -> None:
     """Raises InvalidArgument where an extent is not in its chunk: it could be one that is still being written; and for
-    more of them than fit, which would take more time to copy than a landing has bytes."""
+    more of them than fit, which would take more time to copy than a landing has bytes. Extents that are lent may lie
+    anywhere in the `lent_bytes` bytes of their memory."""
     run, table = chunk.run, chunk.extents.table
     if not (0 <= run.size <= ring_bytes and 0 <= run.offset <= ring_bytes):
         raise InvalidArgument(f"chunk {chunk.number} does not fit its landing of {ring_bytes} bytes", field="chunk")
+    floor, end = (0, lent_bytes) if chunk.lent else (run.offset, run.offset + run.size)
     if len(table) <= _FEW:
-        _check_few(chunk)
+        _check_few(chunk, floor, end)
         return
-    offsets, sizes = table["offset"].copy(), table["size"].copy()
-    inside = (sizes >= 1) & (sizes <= run.size) & (offsets >= run.offset)
+    offsets, sizes, most = table["offset"].copy(), table["size"].copy(), min(run.size, end - floor)
+    inside = (sizes >= 1) & (sizes <= most) & (offsets >= floor)
     # Compared without adding: a hostile offset near 2^64 must not wrap around.
-    if not (inside & (offsets <= run.offset + run.size - np.minimum(sizes, run.size))).all():
+    if not (inside & (offsets <= end - np.minimum(sizes, most))).all():
         raise InvalidArgument(f"an extent is not in its chunk {chunk.number}", field="extents")
     if int(sizes.sum()) > run.size:
         raise InvalidArgument(f"extents of chunk {chunk.number} overlap", field="extents")
 
 
-def _check_few(chunk: Chunk) -> None:
-    floor, end, total = chunk.run.offset, chunk.run.offset + chunk.run.size, 0
+def _check_few(chunk: Chunk, floor: int, end: int) -> None:
+    total = 0
     for _, _, _, offset, size, _ in chunk.extents.table.tolist():
         total += size
         if size < 1 or offset < floor or offset + size > end:

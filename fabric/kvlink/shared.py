@@ -71,8 +71,10 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mapping:
-    """Memory of another process, mapped here at `address`; `process` is its descriptor (pidfd), readable once it has
-    ended."""
+    """Memory of another process, mapped here at `address`, to be written to or only read.
+
+    `process` is its descriptor (pidfd), readable once it has ended.
+    """
 
     memory: Bytes = field(repr=False)
     address: int
@@ -95,8 +97,11 @@ def boot() -> bytes:
     return uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
 
 
-def allocate(nbytes: int) -> Shared:
-    """Zeroed, touched memory under a name that nobody can guess. Raises OSError where the host gives none."""
+def allocate(nbytes: int, touched: bool = True) -> Shared:
+    """Zeroed memory under a name that nobody can guess; `touched`: the host has given all of its pages.
+
+    Raises OSError where the host gives none.
+    """
     nonce = secrets.token_bytes(16)
     pid = os.getpid()
     unnamed = SharedName(boot(), pid, _started(pid), 0, nbytes, nonce)
@@ -104,8 +109,9 @@ def allocate(nbytes: int) -> Shared:
     try:
         os.ftruncate(descriptor, nbytes)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        memory = _map(descriptor, nbytes)
-        memory.madvise(_POPULATE_WRITE)
+        memory = _map(descriptor, nbytes, mmap.ACCESS_WRITE)
+        if touched:
+            memory.madvise(_POPULATE_WRITE)
     except BaseException:
         os.close(descriptor)
         raise
@@ -113,7 +119,7 @@ def allocate(nbytes: int) -> Shared:
     return Shared(name, np.frombuffer(memory, np.uint8))
 
 
-def open_mapping(name: SharedName) -> Mapping | None:
+def open_mapping(name: SharedName, writable: bool = True) -> Mapping | None:
     """Maps what the name leads to; None where it does not lead to exactly that memory, or may not be opened."""
     if name.boot != boot():
         return None
@@ -122,7 +128,7 @@ def open_mapping(name: SharedName) -> Mapping | None:
     except (OSError, OverflowError):
         return None
     try:
-        memory = _opened(name)
+        memory = _opened(name, writable)
     except (OSError, ValueError, OverflowError) as error:
         _log.info("memory of a peer not mapped", reason=type(error).__name__)
         memory = None
@@ -132,25 +138,26 @@ def open_mapping(name: SharedName) -> Mapping | None:
     return Mapping(memory, memory.ctypes.data, process)
 
 
-def _opened(name: SharedName) -> Bytes | None:
+def _opened(name: SharedName, writable: bool) -> Bytes | None:
     """Raises OSError or ValueError for what cannot be opened. The process is held by its descriptor meanwhile."""
     path, title = Path(f"/proc/{name.pid}/fd/{name.descriptor}"), Path(f"/memfd:{name.title} (deleted)")
     if _started(name.pid) != name.started or path.readlink() != title:
         return None
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode, access = (os.O_RDWR, mmap.ACCESS_WRITE) if writable else (os.O_RDONLY, mmap.ACCESS_READ)
+    descriptor = os.open(path, mode | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         # The owner may have put another file behind its number since it was read: what was opened counts.
         if Path(f"/proc/self/fd/{descriptor}").readlink() != title or os.fstat(descriptor).st_size != name.nbytes:
             return None
         if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
             return None
-        return np.frombuffer(_map(descriptor, name.nbytes), np.uint8)
+        return np.frombuffer(_map(descriptor, name.nbytes, access), np.uint8)
     finally:
         os.close(descriptor)
 
 
-def _map(descriptor: int, nbytes: int) -> mmap.mmap:
-    memory = mmap.mmap(descriptor, nbytes)
+def _map(descriptor: int, nbytes: int, access: int) -> mmap.mmap:
+    memory = mmap.mmap(descriptor, nbytes, access=access)
     memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 

@@ -59,14 +59,23 @@ class TcpLink:
         self._closed = False
         self._spawn(self._accept())
 
-    def allocate(self, nbytes: int) -> Bytes:
-        return plain_memory(nbytes)
+    def allocate(self, nbytes: int, touched: bool = True) -> Bytes:
+        return plain_memory(nbytes, touched)
 
     def register(self, buffer: Any) -> Region:
         memory = as_bytes(buffer)
         region = Region(Token(len(self._regions), 0, memory.nbytes), memory)
         self._regions[region.token.number] = region
         return region
+
+    def lends(self, address: LinkAddress, region: Region) -> bool:
+        return False
+
+    def was_read(self, address: LinkAddress) -> None:
+        """Nothing was lent."""
+
+    def view(self, peer: str, epoch: int, shared: bytes) -> Bytes | None:
+        return None
 
     def push_at_once(self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes) -> bool:
         return False

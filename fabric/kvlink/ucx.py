@@ -27,6 +27,8 @@ from fabric.telemetry import logs
 
 _log = logs.get("kvlink")
 _ANY_LANE = Expectation()
+# Seconds between two looks for notices of peers that cannot ring, where others can: a megabyte takes about as long.
+_PATIENCE_S = 0.001
 
 
 class UcxLink:
@@ -43,9 +45,14 @@ class UcxLink:
         self._regions: list[Region] = []
         self._lane = ucx_lanes.UNCONNECTED
         self._reached: set[tuple[str, bool]] = set()
-        self._driver = Driver(agent_name(name, epoch), asyncio.get_running_loop(), self._inbox)
-        self._metadata = self._driver.submit(Agent.metadata).result()
         self._neighbours = Neighbours(name, epoch, self._inbox, expected.may_map, copy)
+        patience_s = _PATIENCE_S if self._neighbours.lane else 0.0
+        try:
+            self._driver = Driver(agent_name(name, epoch), asyncio.get_running_loop(), self._inbox, patience_s)
+        except StartError:
+            self._neighbours.close()
+            raise
+        self._metadata = self._driver.submit(Agent.metadata).result()
         offered = "+".join(filter(None, [self._neighbours.lane, ucx_lanes.offered()]))
         _log.info("transport opened", transport="ucx", lanes_offered=offered, expected=expected.kind or "any")
         try:
@@ -67,8 +74,8 @@ class UcxLink:
             return self._lane
         return mapped.LANE if self._lane == ucx_lanes.UNCONNECTED else f"{mapped.LANE}+{self._lane}"
 
-    def allocate(self, nbytes: int) -> Bytes:
-        return self._neighbours.allocate(nbytes)
+    def allocate(self, nbytes: int, touched: bool = True) -> Bytes:
+        return self._neighbours.allocate(nbytes, touched)
 
     def register(self, buffer: Any) -> Region:
         memory = as_bytes(buffer)
@@ -82,6 +89,18 @@ class UcxLink:
         self._metadata = self._driver.submit(work).result()
         self._regions.append(region)
         return region
+
+    def lends(self, address: LinkAddress, region: Region) -> bool:
+        return self._neighbours.lends(address, region)
+
+    def was_read(self, address: LinkAddress) -> None:
+        self._note_lane(address.peer, is_mapped=True)
+
+    def view(self, peer: str, epoch: int, shared: bytes) -> Bytes | None:
+        found = self._neighbours.view(agent_name(peer, epoch), shared)
+        if found is not None:
+            self._note_lane(peer, is_mapped=True)
+        return found
 
     def push_at_once(self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes) -> bool:
         planned = self._admit(address, writes)

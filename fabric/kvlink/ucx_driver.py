@@ -61,10 +61,12 @@ class _Turn(Enum):
 class Driver:
     """Owns the agent; whoever holds `_turn` may call it. Public methods may be called from any thread."""
 
-    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, inbox: Inbox) -> None:
-        """Raises StartError where the agent cannot start."""
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, inbox: Inbox, patience_s: float = 0.0) -> None:
+        """Raises StartError where the agent cannot start. patience_s: between two looks for notices, at least; a link
+        whose neighbours ring must not keep a core busy looking for others while they are served."""
         self._loop = loop
         self._inbox = inbox
+        self._patience_s = patience_s
         self._jobs: queue.SimpleQueue[Callable[[Agent], None] | _Turn] = queue.SimpleQueue()
         self._metadata: dict[str, bytes] = {}
         self._transfers: list[_Transfer] = []
@@ -117,7 +119,10 @@ class Driver:
         self._expecting += change
         if change > 0:
             self._quiet_since = time.monotonic()
-            self._put(_Turn.POLL)
+            if self._patience_s:
+                self._loop.call_later(self._patience_s, self._look_for_notices)
+            else:
+                self._put(_Turn.POLL)
 
     @property
     def closed(self) -> bool:
@@ -129,6 +134,10 @@ class Driver:
             self._open = False
             self._jobs.put(_Turn.END)
         self._thread.join()
+
+    def _look_for_notices(self) -> None:
+        if self._open and self._expecting:
+            self._put(_Turn.POLL)
 
     def _is_short(self, peer: str, address: LinkAddress, planned: Planned) -> bool:
         reached = bool(planned) and self._metadata.get(peer) == address.metadata
@@ -189,7 +198,7 @@ class Driver:
         if self._transfers:
             waits.append(min(_MAX_TRANSFER_S, (now - self._transfers[-1].started_at) * _SHARE))
         if self._expecting:
-            waits.append(min(_MAX_NOTICE_S, (now - self._quiet_since) * _SHARE))
+            waits.append(max(self._patience_s, min(_MAX_NOTICE_S, (now - self._quiet_since) * _SHARE)))
         return max(_MIN_S, min(waits)) if waits else None
 
     def _start(

@@ -11,6 +11,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from fabric.errors import DataLoss, InvalidArgument
+from fabric.kvlink.credit import cut
 from fabric.kvlink.link import Bytes
 from fabric.records import Extent
 
@@ -58,6 +59,12 @@ def check_placements(placements: Sequence[Placement], landing_bytes: int) -> Non
 def total_bytes(rows: CopyRows) -> int:
     """Bytes of all rows."""
     return int(rows[:, 1].sum()) if isinstance(rows, np.ndarray) else sum([size for _, size, _, _ in rows])
+
+
+def parts(rows: CopyRows, most_bytes: int) -> list[tuple[int, int]]:
+    """Rows [first, end) in order, each part of `most_bytes` bytes at most or of one row."""
+    sizes = rows[:, 1] if isinstance(rows, np.ndarray) else [size for _, size, _, _ in rows]
+    return cut(np.asarray(sizes, np.int64), most_bytes)
 
 
 def check_rows(rows: CopyRows, landing_bytes: int) -> None:

@@ -13,7 +13,8 @@ from engine.runner import EngineRunner
 from fabric.deaths import Incarnation
 from fabric.errors import InvalidArgument, ServiceError, Unavailable
 from fabric.kvlink import Link, Notice
-from fabric.kvlink.incoming import Intake, Peer
+from fabric.kvlink.answers import Peer
+from fabric.kvlink.incoming import Intake
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.messages import Word
 from fabric.kvlink.slabs import Writer

@@ -8,9 +8,11 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from blake3 import blake3
 
+from engine.cache.pool import Allocate
 from engine.checkpoint.errors import CheckpointError
 from engine.engine import Engine
 from engine.errors import EngineError
@@ -76,7 +78,9 @@ async def open_core(service: str, settings: WorkerSettings) -> AsyncIterator[Cor
         link = open_link(settings.transport, identity.instance, identity.epoch, copy_scattered)
         stack.push_async_callback(link.close)
         export_lane(link, metrics)
-        engine, kernels = await asyncio.to_thread(_open_engine, settings)
+        # The pool lies where peers of this host can read it.
+        allocate = partial(link.allocate, touched=False)
+        engine, kernels = await asyncio.to_thread(_open_engine, settings, allocate)
         runner = EngineRunner(engine, observe=StepMetrics(metrics, service).observe)
         stack.push_async_callback(runner.close)
         metrics.build_info("model", engine.model.name)
@@ -97,12 +101,12 @@ def _compiled_for(settings: WorkerSettings) -> str:
     return blake3(f"{settings.dtype} {settings.batch_invariant} ".encode() + family).hexdigest()[:16]
 
 
-def _open_engine(settings: WorkerSettings) -> tuple[Engine, str]:
+def _open_engine(settings: WorkerSettings, allocate: Allocate) -> tuple[Engine, str]:
     try:
         kernels = choose(settings.kernels, batch_invariant=settings.batch_invariant).name
         compiled = cache.folder_of(kernels)
         with cache.compiled_once(compiled, _compiled_for(settings), _log.info):
-            engine = Engine.open(settings.engine_config())
+            engine = Engine.open(settings.engine_config(), allocate=allocate)
         for old in cache.sweep(compiled, time.time()):
             _log.info("kernels of an older version removed", folder=old.name)
         return engine, kernels

@@ -51,7 +51,7 @@ async def start_peer(tmp_path: Path) -> AsyncIterator[StartPeer]:
 
 def mappings(link: UcxLink) -> list[Mapping]:
     assert link._neighbours.mapped is not None
-    return [mapping for mapping in link._neighbours.mapped._mappings.values() if mapping is not None]
+    return link._neighbours.mapped.mappings.live()
 
 
 async def pushed(link: UcxLink, landing: Landing) -> None:

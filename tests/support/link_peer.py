@@ -1,6 +1,7 @@
 """A peer on the KV link for tests: in this process, or as a child that can be killed and frozen.
 
-Run with `python -m tests.support.link_peer URL NAME EPOCH`; it reads one JSON command a line and answers with one.
+Run with `python -m tests.support.link_peer URL NAME EPOCH SEED [lends]`; it reads one JSON command a line and answers
+with one.
 """
 
 from __future__ import annotations
@@ -44,12 +45,20 @@ def sealed(seed: int, sizes: list[int]) -> list[Extent]:
     ]
 
 
+def source_region(link: Link, seed: int, lends: bool) -> Region:
+    """`source_bytes` as a link knows them; `lends`: where a peer of this host may read them."""
+    if not lends:
+        return link.register(source_bytes(seed))
+    memory = link.allocate(SOURCE_BYTES, touched=False)
+    memory[:] = source_bytes(seed)
+    return link.register(memory)
+
+
 class Pusher:
     """Pushes consecutive extents of its source into landings."""
 
-    def __init__(self, link: Link, seed: int) -> None:
-        self.link = link
-        self.source = link.register(source_bytes(seed))
+    def __init__(self, link: Link, seed: int, lends: bool = False) -> None:
+        self.link, self.source = link, source_region(link, seed, lends)
 
     async def push(self, landing: Landing, sizes: list[int], notify: str, timeout_s: float) -> None:
         array = np.array(sizes, np.int64)
@@ -103,8 +112,8 @@ class Peer(Protocol):
 class Commands:
     """Carries commands out on a link of its own."""
 
-    def __init__(self, link: Link, seed: int) -> None:
-        self._pusher = Pusher(link, seed)
+    def __init__(self, link: Link, seed: int, lends: bool = False) -> None:
+        self._pusher = Pusher(link, seed, lends)
         self._pool = LandingPool(link, SOURCE_BYTES)
         self._placed: dict[str, Placed] = {}
         self._intake = Intake(link, self._pool)
@@ -218,8 +227,9 @@ class InprocPeer:
 class ProcessPeer:
     """The other side as a child process."""
 
-    def __init__(self, url: str, name: str, epoch: int, seed: int, log: Path) -> None:
-        command = procs.python("-m", "tests.support.link_peer", url, name, str(epoch), str(seed))
+    def __init__(self, url: str, name: str, epoch: int, seed: int, log: Path, lends: bool = False) -> None:
+        options = ["lends"] if lends else []
+        command = procs.python("-m", "tests.support.link_peer", url, name, str(epoch), str(seed), *options)
         self._process = procs.Process(command, log)
 
     async def ready(self) -> None:
@@ -308,9 +318,9 @@ def _unpack(packed: dict[str, Any]) -> Landing:
     return Landing(packed["id"], address, bytes.fromhex(packed["region"]), packed["offset"], packed["size"])
 
 
-async def _serve(url: str, name: str, epoch: int, seed: int) -> None:
+async def _serve(url: str, name: str, epoch: int, seed: int, lends: bool) -> None:
     link = open_link(url, name, epoch)
-    commands = Commands(link, seed)
+    commands = Commands(link, seed, lends)
     _say({"event": "ready"})
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
@@ -344,4 +354,4 @@ def _say(message: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    asyncio.run(_serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), "lends" in sys.argv[5:]))

@@ -66,6 +66,9 @@ class SlowLink:
         self.failure, self.go_on, self.begun = failure, asyncio.Event(), asyncio.Event()
         self.said: list[bytes] = []
 
+    def lends(self, address: LinkAddress, region: Region) -> bool:
+        return False
+
     def push_at_once(self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes) -> bool:
         return False
 

@@ -14,8 +14,8 @@ from fabric.kvlink.credit import Run
 from fabric.kvlink.extents import Extents
 from fabric.kvlink.incoming import Intake
 from fabric.kvlink.landing import LandingPool
-from fabric.kvlink.link import Notice
-from fabric.kvlink.messages import Chunk, Credit, GaveUp
+from fabric.kvlink.link import Link, Notice
+from fabric.kvlink.messages import Chunk, Credit, GaveUp, Refusal, Unreadable, Word
 from fabric.kvlink.slabs import SlabState, Writer
 from fabric.kvlink.verify import digest
 from fabric.records import LinkAddress
@@ -141,7 +141,7 @@ async def test_a_stranger_is_not_answered_and_cannot_pass_for_a_newer_incarnatio
     desk.say(Chunk("t", 0, chunk.run, False, chunk.extents, link.address))
     async with asyncio.timeout(5.0):
         credit = await anext(link.notices())
-    assert messages.unpack(credit.payload) == Credit("t", 3000)
+    assert messages.unpack(credit.payload) == Credit("t", 3000, 1)
     await link.close()
 
 
@@ -205,3 +205,106 @@ async def test_landings_are_bounded_and_every_ending_returns_them(desk):
     for owner in ("t", "a", "b", "c"):
         await desk.intake.close(owner, Writer.NEVER_STARTED)
     assert desk.pool.stats().free == 16
+
+
+class Lent:
+    """Memory of a writer that the intake reads where it is; `readable` tells whether it can."""
+
+    NAME = b"a name of shared memory"
+
+    def __init__(self, desk: Desk, readable: bool = True) -> None:
+        self.memory = np.random.default_rng(1).integers(0, 256, 10_000, dtype=np.uint8)
+        self.asked: list[tuple[str, int, bytes]] = []
+
+        def view(peer: str, epoch: int, shared: bytes) -> np.ndarray | None:
+            self.asked.append((peer, epoch, shared))
+            return self.memory if readable else None
+
+        desk.intake._link.view = view  # type: ignore[method-assign]
+
+    def chunk(self, number: int, start: int, size: int, at: int, last: bool = False, reply: object = None) -> Chunk:
+        row = ("latent", number, 1, at, size, digest(self.memory[at : at + size]))
+        run = Run(start % RING, start, start + size)
+        return Chunk("t", number, run, last, Extents.of([row]), reply, self.NAME)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def writer_link() -> AsyncIterator[Link]:
+    link = open_link("inproc://", *WRITER)
+    yield link
+    await link.close()
+
+
+async def answered(link: Link) -> object:
+    async with asyncio.timeout(5.0):
+        return messages.unpack((await anext(aiter(link.notices()))).payload)
+
+
+async def test_what_is_lent_is_copied_from_where_it_is_and_confirmed(desk, writer_link):
+    lent = Lent(desk)
+    desk.say(lent.chunk(0, 0, 500, at=9_500, last=True, reply=writer_link.address))
+    await desk.intake.ready("t", 5.0)
+    assert desk.block(0) == lent.memory[9_500:].tobytes()
+    assert lent.asked[0] == (*WRITER, Lent.NAME)
+    assert await answered(writer_link) == Credit("t", 500, 1)
+    assert desk.pool.state("t") is SlabState.FREE  # all was taken: nothing will be written
+
+
+async def test_what_its_owner_changed_after_it_was_sealed_is_found(desk, writer_link):
+    lent = Lent(desk)
+    chunk = lent.chunk(0, 0, 500, at=100, last=True, reply=writer_link.address)
+    lent.memory[400] ^= 1
+    desk.say(chunk)
+    with pytest.raises(DataLoss, match="group latent block 0"):
+        await desk.intake.ready("t", 5.0)
+    refusal = await answered(writer_link)
+    assert isinstance(refusal, Refusal) and refusal.code == DataLoss.code
+    await desk.intake.close("t", Writer.UNKNOWN)
+    assert desk.pool.state("t") is SlabState.QUARANTINED  # it has not said that it is done
+
+
+@pytest.mark.parametrize(("at", "size"), [(9_501, 500), (1 << 63, 500), (0, 501)])
+async def test_an_extent_outside_the_memory_that_is_lent_is_refused_before_it_is_read(desk, at, size):
+    lent = Lent(desk)
+    row = ("latent", 0, 1, at, size, 0)
+    desk.say(Chunk("t", 0, Run(0, 0, 500), True, Extents.of([row]), None, lent.NAME))
+    with pytest.raises(InvalidArgument, match=r"not in its chunk|overlap"):
+        await desk.intake.ready("t", 5.0)
+    assert not desk.placed.blocks
+
+
+async def test_what_cannot_be_read_is_asked_for_in_the_landing_and_never_looked_at_again(desk, writer_link):
+    """Else a slab could return while its writer, as it was told to, writes."""
+    lent = Lent(desk, readable=False)
+    desk.say(lent.chunk(0, 0, 500, at=0, last=True, reply=writer_link.address))
+    assert await answered(writer_link) == Unreadable("t")
+    lent = Lent(desk)  # now it could be
+    desk.say(lent.chunk(0, 0, 500, at=0, last=True, reply=writer_link.address))
+    assert await answered(writer_link) == Unreadable("t")
+    assert not desk.placed.blocks and desk.pool.state("t") is SlabState.GRANTED
+    desk.say(desk.chunk(0, 0, b"w" * 500, 0, last=True))
+    await desk.intake.ready("t", 5.0)
+    assert desk.block(0) == b"w" * 500
+
+
+async def test_a_writer_that_did_not_hear_of_the_end_is_told_again_and_nobody_else_is(desk, writer_link):
+    lent = Lent(desk)
+    last = lent.chunk(0, 0, 500, at=0, last=True, reply=writer_link.address)
+    desk.say(last)
+    await desk.intake.ready("t", 5.0)
+    assert await answered(writer_link) == Credit("t", 500, 1)
+    await desk.intake.close("t", Writer.FINISHED)
+    other = open_link("inproc://", *IMPOSTOR)
+    desk.say(lent.chunk(0, 0, 500, at=0, last=True, reply=other.address), IMPOSTOR)
+    desk.say(last)
+    assert await answered(writer_link) == Credit("t", 500, 1)
+    assert not other._inbox._notices
+    await other.close()
+
+
+async def test_who_is_told_of_writers_hears_that_one_is_done_when_all_it_lent_was_taken(desk):
+    words = []
+    desk.intake._heard = lambda owner, writer, word: words.append(word)
+    lent = Lent(desk)
+    desk.say(lent.chunk(0, 0, 500, at=0, last=True))
+    assert words == [Word.DONE, Word.ALIVE]

@@ -10,7 +10,7 @@ from fabric.errors import InvalidArgument
 from fabric.kvlink import messages
 from fabric.kvlink.credit import Run
 from fabric.kvlink.extents import Extents
-from fabric.kvlink.messages import Chunk, Credit, GaveUp, Refusal
+from fabric.kvlink.messages import Chunk, Credit, GaveUp, Refusal, Unreadable, Word, word_of
 from fabric.records import LinkAddress
 
 U64 = st.integers(0, 2**64 - 1)
@@ -19,8 +19,10 @@ NAMES = st.text(min_size=1, max_size=20)
 EXTENTS = st.tuples(NAMES, U32, U32, U64, U64, U64)
 REPLIES = st.none() | st.builds(LinkAddress, NAMES, NAMES, U64, st.binary(max_size=50))
 RUNS = st.builds(Run, U64, U64, U64)
-CHUNKS = st.builds(Chunk, NAMES, U64, RUNS, st.booleans(), st.lists(EXTENTS, max_size=20).map(Extents.of), REPLIES)
-MESSAGES = CHUNKS | st.builds(GaveUp, NAMES) | st.builds(Credit, NAMES, U64) | st.builds(Refusal, NAMES, NAMES, NAMES)
+TABLES = st.lists(EXTENTS, max_size=20).map(Extents.of)
+CHUNKS = st.builds(Chunk, NAMES, U64, RUNS, st.booleans(), TABLES, REPLIES, st.binary(max_size=80))
+ANSWERS = st.builds(Credit, NAMES, U64, U64) | st.builds(Refusal, NAMES, NAMES, NAMES) | st.builds(Unreadable, NAMES)
+MESSAGES = CHUNKS | st.builds(GaveUp, NAMES) | ANSWERS
 
 
 @given(MESSAGES)
@@ -48,6 +50,12 @@ def test_arbitrary_bytes_raise_nothing_but_invalid_argument(payload):
         messages.unpack(payload)
     except InvalidArgument as error:
         assert error.field in ("notice", "digest_kind")
+
+
+@pytest.mark.parametrize(("lent", "word"), [(b"", Word.DONE), (b"a name", Word.ALIVE)])
+def test_a_last_chunk_that_is_lent_is_not_a_writers_last_word(lent, word):
+    """It may have to be written yet."""
+    assert word_of(Chunk("t", 0, Run(0, 0, 0), True, Extents.of(()), lent=lent)) is word
 
 
 def test_another_digest_kind_is_named_in_the_refusal(monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,8 +14,8 @@ from engine.cache.pool import CachePool
 from engine.errors import UnknownRequest
 from engine.requests import HeldKV
 from fabric.errors import DeadlineExceeded, ServiceError, Unavailable
-from fabric.kvlink import Region, Token, Write, messages
-from fabric.kvlink.messages import Alive, Chunk, FromSender, GaveUp, Trailing
+from fabric.kvlink import Notice, Region, Token, Write, messages
+from fabric.kvlink.messages import Alive, Chunk, Credit, FromSender, GaveUp, Trailing
 from fabric.kvlink.outgoing import Sender, SendLimits
 from fabric.kvlink.verify import digest
 from fabric.records import Landing, LinkAddress
@@ -34,7 +34,7 @@ TABLE, SLOT = (6, 2, 9, 4), 3
 
 
 class RecordingLink:
-    """A link into an array: every extent as it was complete, and every message in order."""
+    """A link into an array: every extent as it was complete, and every message in order. Confirms the last chunk."""
 
     address = LinkAddress("x://", "p", 1)
 
@@ -45,10 +45,14 @@ class RecordingLink:
         self.sizes: list[int] = []
         self.failure: ServiceError | None = None
         self.arrived = asyncio.Semaphore(0)
+        self.answer: Callable[[Notice], bool] = lambda notice: False
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
         yield
+
+    def lends(self, address: LinkAddress, region: Region) -> bool:
+        return False
 
     def push_at_once(self, address: LinkAddress, writes: Sequence[Write], *, notify: bytes) -> bool:
         return False
@@ -62,12 +66,14 @@ class RecordingLink:
                 self.memory[target : target + size] = write.source.memory[source : source + size]
                 self.sizes.append(int(size))
         message = messages.unpack(notify)
-        assert not isinstance(message, messages.Credit | messages.Refusal)
+        assert isinstance(message, FromSender)
         self.messages.append(message)
         for group, block, _, offset, size, seal in message.extents.rows() if isinstance(message, Chunk) else ():
             self.extents[group, block] = self.memory[offset : offset + size].copy()
             assert digest(self.extents[group, block]) == seal
         self.arrived.release()
+        if isinstance(message, Chunk) and message.last:
+            self.answer(Notice("d", 1, Credit("t", message.run.end, message.number + 1).pack()))
 
 
 class Bench:
@@ -85,8 +91,10 @@ class Bench:
         ticket = TicketGrant("t", "r", 1, landing, Records("rev", LAYOUT), held_tokens, lease_s)
         source = PoolSource(self.pool, self._region(self.pool.blocks), self._region(self.pool.slots))
         self.marks = Marks()
+        sender = Sender(self.link, SendLimits(timeout_s=1.0))  # type: ignore[arg-type]  # the part of a link that it uses
+        self.link.answer = sender.noticed
         self.pusher = Pusher(
-            Sender(self.link, SendLimits(timeout_s=1.0)),  # type: ignore[arg-type]  # the part of a link that it uses
+            sender,
             source,
             ticket,
             self.handoff,
