@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from fabric.discovery import MemberInfo
 from fabric.health import Progress
 from fabric.kvlink import Link, open_link
 from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.link import Bytes
 from fabric.kvlink.metered import export_lane
 from fabric.lifecycle import Identity, background, new_identity
 from fabric.processes import this_process
@@ -123,7 +124,7 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
         nvme = _open_nvme(settings)
         if nvme is not None:
             stack.callback(nvme.close)
-        tiers = _open_tiers(settings, nvme)
+        tiers = _open_tiers(settings, nvme, partial(link.allocate, touched=False))
         prefetcher = Prefetcher(tiers, tiers.dram.capacity // 2)
         store = _open_store(settings, tiers, link, hints, announcer, prefetcher, metrics)
         await stack.enter_async_context(background(prefetcher.run(), "prefetches"))
@@ -169,13 +170,13 @@ def _open_nvme(settings: KvStoreSettings) -> NvmeTier | None:
     return NvmeTier(files, round(settings.nvme_gb * _GIB), time.time, queue, retention)
 
 
-def _open_tiers(settings: KvStoreSettings, nvme: NvmeTier | None) -> Tiers:
+def _open_tiers(settings: KvStoreSettings, nvme: NvmeTier | None, allocate: Callable[[int], Bytes]) -> Tiers:
     warm = WarmWindow(settings.warm_h * 3600) if nvme is not None else None
     memory = settings.memory_mb * _MIB
     budgets = Budgets(round(settings.owner_budget_share * memory), round(settings.budget_share * memory))
     alignment = PAGE if nvme is not None and settings.nvme_direct else ALIGNMENT
     retention = Retention(settings.anchor_retention)
-    dram = DramTier(memory, time.monotonic, warm, budgets, retention, alignment)
+    dram = DramTier(memory, time.monotonic, warm, budgets, retention, alignment, allocate)
     return Tiers(dram, nvme, time.time)
 
 

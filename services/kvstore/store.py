@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import compress
+from operator import not_
 
-from fabric.errors import Exhausted
+from fabric.errors import DataLoss, Exhausted
 from fabric.kvlink import Link
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.outgoing import Outgoing, Piece, Sender, SendLimits
@@ -26,6 +29,7 @@ from services.kvstore.telemetry import StoreMetrics
 from services.kvstore.tier import Held
 from services.kvstore.tiers import Tiers
 from services.worker.notices import HandoffNotice
+from services.worker.together import settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,29 +112,33 @@ class Store:
     ) -> Served:
         """Writes the records into the landing, chunk by chunk, from DRAM while what follows still comes from the disk.
 
-        What is not here at the start is not begun with an anchor. What is found damaged or gone on the way ends it
+        What is not here at the start is not begun with an anchor. What is gone on the way, or comes up damaged, ends it
         there: the last chunk says so, and the answer what there was. However it ends, the reader is told that no more
         will be written.
 
         Raises:
             InvalidArgument: the landing is smaller than an extent.
+            DataLoss: the reader found that bytes in DRAM are not as they were sealed: these records are forgotten.
             ServiceError: a write failed, or the reader refused what came.
         """
-        async with self._sender.transfer(landing) as outgoing:
-            return await self._serve(outgoing, names, first_block, anchor, identity)
+        sent = _Sent(first_block)
+        try:
+            async with self._sender.transfer(landing) as outgoing:
+                return await self._serve(outgoing, names, anchor, identity, sent)
+        except DataLoss:
+            await self._drop_damaged(sent.records)
+            raise
 
     async def _serve(
-        self, outgoing: Outgoing, names: Sequence[BlockName], first_block: int, anchor: bool, identity: Identity
+        self, outgoing: Outgoing, names: Sequence[BlockName], anchor: bool, identity: Identity, sent: _Sent
     ) -> Served:
         held = self.tiers.lookup(names, identity)
         if not held.blocks or (anchor and held.anchored < len(names)):
             self._metrics.miss("left")
             return Served((), 0, anchor=False)
-        names, sent = names[: held.blocks], _Sent(first_block)
+        names = names[: held.blocks]
         async with aclosing(stream(self.tiers, names, identity, anchor)) as parts:
             async for part in parts:
-                if part.damaged is not None:
-                    self._corrupt(part.damaged)
                 extents = sent.place(part.records)
                 done = not part.whole or sent.blocks == len(names)
                 if extents or sent.blocks:
@@ -199,9 +207,14 @@ class Store:
         found = [self.tier.by_id(record) for record in needed if record is not None]
         return [record for record in found if record is not None]
 
-    def _corrupt(self, record: Record) -> None:
-        self._metrics.miss("corrupt")
-        self.damaged(record)
+    async def _drop_damaged(self, records: Sequence[Record]) -> None:
+        """Looks at what a reader refused: its word alone drops nothing."""
+        held = [record for record in records if self.tier.by_id(record.id) is record]
+        with self.tier.pinned(held):
+            intact = await settled(asyncio.to_thread(lambda: [self.tier.is_intact(record) for record in held]))
+        for record in compress(held, map(not_, intact)):
+            self._metrics.miss("corrupt")
+            self.damaged(record)
 
     def _pieces(self, records: Sequence[Record], extents: Sequence[Extent]) -> list[Piece]:
         """The extents of `records`, as they are named in `extents`, where they lie in the tier."""
@@ -233,12 +246,14 @@ class _Sent:
 
     def __init__(self, first_block: int) -> None:
         self.extents: list[Extent] = []
+        self.records: list[Record] = []
         self.blocks, self.anchor = 0, False
         self._first_block, self._end = first_block, 0
 
     def place(self, records: Sequence[Record]) -> list[Extent]:
         """Where the extents of the next records go."""
         placed = []
+        self.records += records
         for record in records:
             is_block = record.id.kind is RecordKind.BLOCK
             block = self._first_block + self.blocks if is_block else 0

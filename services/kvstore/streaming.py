@@ -1,4 +1,7 @@
-"""Streaming: the records of one read, part by part: later ones come up from the disk while earlier ones are sent."""
+"""Streaming: the records of one read, part by part: later ones come up from the disk while earlier ones are sent.
+
+What comes up is verified on the way; what is in DRAM was, and is verified again by its reader.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,22 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from services.kvstore.records import BlockName, Identity, Record, RecordKind
+from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind
 from services.kvstore.tiers import Tiers
-from services.worker.together import settled
 
 PART_BYTES = 8 << 20
-_IN_FLIGHT = 4  # parts that are brought up, verified or wait for their turn
-_SHARES = 16  # no part is larger than one of so many of DRAM: a few reads at a time must find room
+_IN_FLIGHT = 4  # parts that are brought up or wait for their turn
+# No part is larger than one of so many of DRAM, for a few reads at a time must find room; one that is there needs none.
+_SHARES, _HELD_SHARES = 16, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Verified records in order; `damaged` is the one after them that is not as it was sealed. What is not `whole` is
-    the last one: the record that should follow has left, or DRAM has no room for it."""
+    """Records in order. What is not `whole` is the last one: the record that should follow has left or is damaged, or
+    DRAM has no room for it."""
 
     records: tuple[Record, ...]
     whole: bool
-    damaged: Record | None
 
 
 async def stream(
@@ -35,14 +37,17 @@ async def stream(
     The bytes of a part stay in place until the next one is asked for. What is in DRAM alone stays until its turn: what
     comes up makes no room at the cost of what could not come up again.
     """
-    parts = _cut(tiers, names, min(part_bytes, tiers.dram.capacity // _SHARES))
+    parts, held_parts = _cut(tiers, names, min(part_bytes, tiers.dram.capacity // _SHARES))
     pins = [ExitStack() for _ in parts]
     ahead: deque[asyncio.Task[Part]] = deque()
     try:
         for part, held in zip(parts, pins, strict=True):
             held.enter_context(tiers.dram.pinned(tiers.only_warm(part, identity, anchor and part is parts[-1])))
         for at in range(len(parts)):
-            for next_ in range(at + len(ahead), min(at + _IN_FLIGHT, len(parts))):
+            most = (
+                _IN_FLIGHT if held_parts - at <= 1 else 1
+            )  # what is there already is kept in place one part at a time
+            for next_ in range(at + len(ahead), min(at + most, len(parts))):
                 wants_anchor = anchor and next_ == len(parts) - 1
                 ready = _ready(tiers, parts[next_], identity, wants_anchor, pins[next_])
                 ahead.append(asyncio.ensure_future(ready))
@@ -61,22 +66,28 @@ async def stream(
 
 
 async def _ready(tiers: Tiers, names: Sequence[BlockName], identity: Identity, anchor: bool, held: ExitStack) -> Part:
-    """Brings a part up, keeps it in place, and verifies what was not verified on the way."""
-    raised = await tiers.raise_(names, identity, anchor)
+    """Brings a part up, and keeps it in place."""
+    await tiers.raise_(names, identity, anchor)
     records = tiers.collect(names, identity, anchor)
     held.enter_context(tiers.dram.pinned(records))
-    unseen = [record for record in records if record.id not in raised]
-    damaged = await settled(asyncio.to_thread(_first_damaged, tiers, unseen)) if unseen else None
-    sound = records if damaged is None else records[: records.index(damaged)]
-    return Part(tuple(sound), damaged is None and len(records) == len(names) + anchor, damaged)
+    return Part(tuple(records), len(records) == len(names) + anchor)
 
 
-def _first_damaged(tiers: Tiers, records: Sequence[Record]) -> Record | None:
-    return next((record for record in records if not tiers.dram.is_intact(record)), None)
-
-
-def _cut(tiers: Tiers, names: Sequence[BlockName], part_bytes: int) -> list[Sequence[BlockName]]:
-    """Parts of so many blocks as fit into `part_bytes`: all blocks of a prefix are as large as its first one."""
+def _cut(tiers: Tiers, names: Sequence[BlockName], part_bytes: int) -> tuple[list[Sequence[BlockName]], int]:
+    """What is in DRAM at the start, in so many parts, then parts of so many blocks as fit into `part_bytes`: all blocks
+    of a prefix are as large as its first one."""
     size = tiers.size_of(RecordKind.BLOCK, names[0]) if names else None
-    count = max(1, part_bytes // size) if size else len(names) or 1
-    return [names[start : start + count] for start in range(0, len(names), count)]
+    if not size:
+        return [names] if names else [], 0
+    held, most = _held(tiers, names), max(1, tiers.dram.capacity // _HELD_SHARES // size)
+    count = max(1, part_bytes // size)
+    first = [names[start : min(start + most, held)] for start in range(0, held, most)]
+    return first + [names[start : start + count] for start in range(held, len(names), count)], len(first)
+
+
+def _held(tiers: Tiers, names: Sequence[BlockName]) -> int:
+    """Leading blocks in DRAM."""
+    found = (
+        index for index, name in enumerate(names) if tiers.dram.by_id(RecordId(RecordKind.BLOCK, name.key)) is None
+    )
+    return next(found, len(names))

@@ -47,7 +47,9 @@ class Tiers:
         return held.size if held is not None else self._below(RecordId(kind, name.key))
 
     def only_warm(self, names: Sequence[BlockName], identity: Identity, anchor: bool) -> list[Record]:
-        """What of the leading names is in DRAM and not below. No use of it."""
+        """What of the leading names is in DRAM, while others are below, and not there. No use of it."""
+        if self.nvme is None:  # nothing comes up that could take its room
+            return []
         return [record for record in self._missing(names, identity, anchor)[1] if self._below(record.id) is None]
 
     async def raise_(self, names: Sequence[BlockName], identity: Identity, anchor: bool) -> set[RecordId]:
@@ -55,8 +57,10 @@ class Tiers:
 
         The anchor of the last block only where all blocks are here: without them it is of no use. Returns what came up.
         """
+        if self.nvme is None:
+            return set()
         missing, here = self._missing(names, identity, anchor)
-        if self.nvme is None or not missing:
+        if not missing:
             return set()
         with self.dram.pinned(here):
             offsets = self._room([size for _, _, size in missing])

@@ -151,11 +151,11 @@ class Loader:
         landing = self._intake.open(self._mint(), window, self._place(handoff, load))
         writer = Writer.UNKNOWN
         try:
-            reply = await self._get(store, names, load, landing)
-            writer = Writer.FINISHED
-            if reply.blocks < load.to_block - load.from_block or reply.anchor != self._layout.anchored:
-                raise NotFound("the records left the store meanwhile")
             with self._metrics.transfer(handoff.landing_bytes):
+                reply = await self._get(store, names, load, landing)
+                writer = Writer.FINISHED
+                if reply.blocks < load.to_block - load.from_block or reply.anchor != self._layout.anchored:
+                    raise NotFound("the records left the store meanwhile")
                 extents = wire.unpack_extents(common.ExtentList(extents=reply.extents))
                 require_extents(extents, handoff)
                 require_verified(extents, await self._intake.ready(landing.id, self._timeout_s))

@@ -83,7 +83,8 @@ class KvStoreServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """Verifies the records and writes them one-sided into the caller's landing.
+        """Brings the records to the caller, who verifies them where they are used: written one-sided into its landing, or read
+        by it where they are. DATA_LOSS: it found that some are not as they were sealed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

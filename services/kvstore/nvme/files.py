@@ -10,7 +10,7 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -52,6 +52,28 @@ class Place(NamedTuple):
     segment: int
     offset: int
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """A record that is wanted: where it lies, its bytes, and where they go, the start of `room` (uint8).
+
+    Room of whole pages, at the address of one, spares reads past the page cache a copy.
+    """
+
+    place: Place
+    size: int
+    room: Bytes
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether the room has whole pages for all of it."""
+        return not self.room.ctypes.data % PAGE and len(self.room) >= padded(self.size)
+
+    @property
+    def target(self) -> Bytes:
+        """Where the payload is read to, with its padding where there is room for that."""
+        return self.room[: padded(self.size) if self.has_pages else self.size]
 
 
 @dataclass(slots=True, eq=False)
@@ -167,34 +189,47 @@ class SegmentFiles:
             return None
         return head, raw[head.payload_at : head.payload_at + head.stored.size]
 
-    def read_into(self, place: Place, size: int, room: Bytes) -> Head | None:
-        """A record's head, and its payload of `size` bytes at the start of `room` (uint8), unchecked. None where the
-        head is damaged, cut short, or of a record of another size.
+    def read_run(self, run: Sequence[Target]) -> list[Head | None]:
+        """Records that follow each other in one segment: their heads, and their payloads where they belong, unchecked.
+        None where a head is damaged, cut short, or of a record of another size.
 
-        One read and no copy: past the page cache that takes whole pages of `room`, at the address of one.
+        One read for all and no copy: past the page cache that takes whole pages of room, at the address of one.
 
         Raises:
-            OSError: the device cannot read it. KeyError: the segment was removed.
+            OSError: the device cannot read all of it. KeyError: the segment was removed.
         """
-        whole_pages = not (room.ctypes.data % PAGE or len(room) % PAGE or len(room) < size)
-        target = room[: padded(size)] if whole_pages else room[:size]
-        before = place.nbytes - padded(size)
-        if before < PAGE or (self._direct and not whole_pages):
-            return self._copied_into(place, room[:size])
-        packed = self._buffer(before)
-        with self._reading(place.segment) as segment:
-            count = os.preadv(segment.reader, [packed.data, target.data], place.offset)
-        head = parse_head(packed.tobytes(), place.segment)
-        if head is not None and (head.payload_at, head.stored.size) == (before, size) and count >= before + size:
-            return head
-        return self._copied_into(place, room[:size])
+        befores = [each.place.nbytes - padded(each.size) for each in run]
+        if min(befores) < PAGE or (self._direct and not all(each.has_pages for each in run)):
+            return [self._copied_into(each) for each in run]
+        first, packed = run[0].place, self._buffer(sum(befores) + PAGE)
+        starts = [sum(befores[:index]) for index in range(len(run))]
+        parts: list[memoryview] = []
+        for each, start, before in zip(run, starts, befores, strict=True):
+            target = each.target
+            rest = packed[len(packed) - padded(each.size) + len(target) :] if len(target) < padded(each.size) else None
+            parts += [packed[start : start + before].data, target.data, *([rest.data] if rest is not None else [])]
+        with self._reading(first.segment) as segment:
+            end = first.offset + os.preadv(segment.reader, parts, first.offset)
+        # All of them before any is read again: that takes the memory they lie in.
+        heads = [
+            parse_head(packed[start : start + before].tobytes(), first.segment)
+            for start, before in zip(starts, befores, strict=True)
+        ]
+        return [
+            head
+            if head is not None
+            and (head.payload_at, head.stored.size) == (before, each.size)
+            and end >= each.place.offset + before + each.size
+            else self._copied_into(each)
+            for each, head, before in zip(run, heads, befores, strict=True)
+        ]
 
-    def _copied_into(self, place: Place, target: Bytes) -> Head | None:
-        """The same of a record of the first version, for memory of any address, and after a read that was cut short."""
-        read = self.read(place)
-        if read is None or read[0].stored.size != len(target):
+    def _copied_into(self, wanted: Target) -> Head | None:
+        """The same of one record: of the first version, for memory of any address, after a read that was cut short."""
+        read = self.read(wanted.place)
+        if read is None or read[0].stored.size != wanted.size:
             return None
-        np.copyto(target, read[1])
+        np.copyto(wanted.room[: wanted.size], read[1])
         return read[0]
 
     def head(self, place: Place) -> Head | None:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from fabric.kvlink.verify import digest
 from fabric.telemetry import logs
-from services.kvstore.nvme.files import Bytes, Place, SegmentFiles, Stream
+from services.kvstore.nvme.files import Bytes, Place, SegmentFiles, Stream, Target
 from services.kvstore.nvme.format import Head, Stored
 from services.kvstore.records import RecordId
 
 _log = logs.get("nvme")
+_RUN, _RUN_BYTES = 256, 16 << 20  # most records, and bytes, of one read: each takes three of 1,024 buffers
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -73,10 +74,7 @@ def move(files: SegmentFiles, records: Sequence[tuple[Place, float]]) -> tuple[l
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
-    """A record, its bytes, and where they go: the start of `room` (uint8).
-
-    Room of whole pages, at the address of one, spares reads past the page cache a copy.
-    """
+    """A record, its bytes, and where they go: see `Target`."""
 
     record: RecordId
     size: int
@@ -84,20 +82,57 @@ class Wanted:
 
 
 def read_all(files: SegmentFiles, places: Sequence[Place | None], wanted: Sequence[Wanted]) -> list[Stored | None]:
-    """`read` of each; None where there is no place."""
-    return [read(files, place, one) if place is not None else None for place, one in zip(places, wanted, strict=True)]
+    """The records, their bytes verified where they belong; None for one without a place, and where anything of it is
+    not as it was written. Neighbours on the disk are read at once."""
+    found: list[Stored | None] = [None] * len(wanted)
+    there = [
+        (index, Target(place, each.size, each.room))
+        for index, (place, each) in enumerate(zip(places, wanted, strict=True))
+        if place is not None
+    ]
+    for run in _runs(there):
+        for (index, _), head in zip(run, _heads(files, [target for _, target in run]), strict=True):
+            found[index] = _sound(head, wanted[index])
+    return found
 
 
 def read(files: SegmentFiles, place: Place, wanted: Wanted) -> Stored | None:
-    """The record, its bytes verified where they belong; None where anything of it is not as it was written."""
+    """`read_all` of one."""
+    return read_all(files, [place], [wanted])[0]
+
+
+def _runs(targets: Sequence[tuple[int, Target]]) -> list[list[tuple[int, Target]]]:
+    """Neighbours together, as many as one read takes."""
+    runs: list[list[tuple[int, Target]]] = []
+    end, size = (0, 0), 0
+    for index, target in targets:
+        place = target.place
+        if (
+            not runs
+            or (place.segment, place.offset) != end
+            or size + place.nbytes > _RUN_BYTES
+            or len(runs[-1]) == _RUN
+        ):
+            runs.append([])
+            size = 0
+        runs[-1].append((index, target))
+        end, size = (place.segment, place.offset + place.nbytes), size + place.nbytes
+    return runs
+
+
+def _heads(files: SegmentFiles, run: Sequence[Target]) -> list[Head | None]:
+    """Heads of neighbours, one by one where they cannot be read together: the device may fail at one of them alone."""
     try:
-        found = files.read_into(place, wanted.size, wanted.room)
+        return files.read_run(run)
     except (OSError, KeyError):
+        return [None] if len(run) == 1 else [head for each in run for head in _heads(files, [each])]
+
+
+def _sound(head: Head | None, wanted: Wanted) -> Stored | None:
+    if head is None or head.stored.id != wanted.record:
         return None
-    if found is None or found.stored.id != wanted.record:
-        return None
-    sound = all(digest(wanted.room[each.offset : each.end]) == each.digest for each in found.stored.extents)
-    return found.stored if sound else None
+    sound = all(digest(wanted.room[each.offset : each.end]) == each.digest for each in head.stored.extents)
+    return head.stored if sound else None
 
 
 def head(files: SegmentFiles, place: Place, record: RecordId) -> Stored | None:

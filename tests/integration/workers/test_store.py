@@ -54,6 +54,18 @@ async def test_a_new_prefill_hits_what_an_earlier_one_stored(model: Path, oracle
         assert metric(stack, "kvstore", "kvstore_hits_total") == 1
 
 
+@pytest.mark.parametrize(("transport", "moved"), [("ucx://", False), ("ucx://?mapped=off", True)])
+async def test_a_worker_of_the_same_host_reads_a_hit_where_it_lies(
+    model: Path, oracle: Oracle, transport: str, moved: bool
+) -> None:
+    async with worker_stack(model, transport=transport) as stack:
+        await warm(stack, oracle)
+        assert await cached(stack, oracle) > 0
+        landings = stack.running["prefill"].servicer.worker._tools.loader._intake._pool
+        assert landings._memory.any() == moved  # nobody wrote into the landing that was granted
+        assert landings.stats().committed_bytes_total > 0
+
+
 async def test_without_a_kvstore_text_is_the_same_and_nothing_hits(model: Path, oracle: Oracle) -> None:
     async with worker_stack(model) as stack:
         await warm(stack, oracle)
@@ -69,7 +81,9 @@ async def test_a_damaged_record_is_a_counted_miss(model: Path, oracle: Oracle) -
             tier.memory[record.offset + record.size // 2] ^= 1
         assert await cached(stack, oracle) == 0
         assert metric(stack, "kvstore", "kvstore_corrupt_total") >= 1
-        assert metric(stack, "prefill", "prefill_store_misses_total", reason="not_found") == 1
+        assert metric(stack, "prefill", "prefill_store_misses_total", reason="data_loss") == 1
+        # What was damaged is forgotten, and what was computed instead of it stored.
+        assert len(tier) and all(tier.is_intact(record) for record in tier._records.values())
 
 
 async def test_a_store_that_writes_wrong_bytes_is_caught_by_prefill(model: Path, oracle: Oracle) -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from fabric.errors import StartError
 from fabric.kvlink.verify import digest
 from fabric.records import Extent
-from services.kvstore.nvme.files import Place, SegmentFiles
+from services.kvstore.nvme.files import Place, SegmentFiles, Target
 from services.kvstore.nvme.format import PAGE, Head, Stored, pack_head, padded, parse_head
 from services.kvstore.records import ROOT, Identity, RecordId, RecordKind
 from tests.support import procs
@@ -78,14 +78,44 @@ def aligned(nbytes: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(-1, padded(nbytes)), np.uint8)
 
 
+def read_into(files: SegmentFiles, place: Place, size: int, room: np.ndarray) -> Head | None:
+    (head,) = files.read_run([Target(place, size, room)])
+    return head
+
+
+@pytest.mark.parametrize("where", [0, 8], ids=["whole pages", "any address"])
+@pytest.mark.parametrize("damaged", [None, 0, 2, 4])
+def test_neighbours_are_read_at_once_and_damage_to_one_costs_it_alone(tmp_path, monkeypatch, where, damaged):
+    sizes = [SIZE, PAGE, 1, 3 * PAGE - 1, SIZE]
+    for direct in (False, True):
+        files = SegmentFiles(tmp_path / str(direct), 100 * PAGE, direct)
+        places = [files.append(stored(index, size), payload(index, size)) for index, size in enumerate(sizes)]
+        files.sync()
+        if damaged is not None:
+            with (tmp_path / str(direct) / f"{places[0].segment:012d}.segment").open("r+b") as file:
+                file.seek(places[damaged].offset + 40)
+                file.write(b"\xff\xff")
+        rooms = [aligned(size + where)[where:] for size in sizes]
+        reads, real = [], os.preadv
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "preadv", lambda *given: (reads.append(1), real(*given))[1])  # noqa: B023
+            heads = files.read_run([Target(*each) for each in zip(places, sizes, rooms, strict=True)])
+        for index, (head, room, size) in enumerate(zip(heads, rooms, sizes, strict=True)):
+            assert (head is None) == (index == damaged)
+            assert head is None or (head.stored == stored(index, size) and (room[:size] == payload(index, size)).all())
+        copied = direct and where
+        assert copied or len(reads) == 1 + (damaged is not None)
+        files.close()
+
+
 @pytest.mark.parametrize("where", [0, 8], ids=["whole pages", "any address"])
 def test_a_payload_is_read_where_it_belongs(files, where):
     places = [files.append(stored(index, size), payload(index, size)) for index, size in enumerate((SIZE, PAGE, 1))]
     for index, (place, size) in enumerate(zip(places, (SIZE, PAGE, 1), strict=True)):
         room = aligned(size + where)[where:]
-        assert files.read_into(place, size, room).stored == stored(index, size)
+        assert read_into(files, place, size, room).stored == stored(index, size)
         assert (room[:size] == payload(index, size)).all()
-        assert files.read_into(place, size + 1, aligned(size + 1)) is None  # it is a record of another size
+        assert read_into(files, place, size + 1, aligned(size + 1)) is None  # it is a record of another size
 
 
 def test_whole_pages_past_the_page_cache_take_one_read_and_no_copy(tmp_path, monkeypatch):
@@ -94,7 +124,7 @@ def test_whole_pages_past_the_page_cache_take_one_read_and_no_copy(tmp_path, mon
     files.sync()
     real = os.preadv
     monkeypatch.setattr(os, "preadv", lambda *given: (reads.append(given[1]), real(*given))[1])
-    assert files.read_into(place, SIZE, room) is not None and (room[:SIZE] == payload(1)).all()
+    assert read_into(files, place, SIZE, room) is not None and (room[:SIZE] == payload(1)).all()
     assert len(reads) == 1 and np.shares_memory(np.frombuffer(reads[0][1], np.uint8), room)
     files.close()
 
@@ -120,7 +150,7 @@ def test_records_of_the_first_version_are_found_and_read(tmp_path, size, tokens,
     assert [place.nbytes for place, _ in found] == [len(each) for each in written]
     for index, (place, head) in enumerate(found, start=1):
         room = aligned(size)
-        assert files.read_into(place, size, room) == head and (room[:size] == payload(index, size)).all()
+        assert read_into(files, place, size, room) == head and (room[:size] == payload(index, size)).all()
         assert (files.read(place)[1] == payload(index, size)).all()
     files.close()
 
