@@ -3,8 +3,8 @@
 //
 // Warpgroup 3 copies tiles of 64 records to shared memory (TMA) and transposes the 512 E4M3 channels that are values, as
 // FP8 products want both operands along the sum. Warpgroup 0 takes scores: a product for every 128 channels, times the
-// keys' scales, and bf16 for the 64 rotated ones. Its weights times the keys' scales, E4M3 once more, go to warpgroups 1
-// and 2, which accumulate 256 output channels each. Queries are E4M3 times a scale for each row.
+// keys' scales, and bf16 for the 64 rotated ones. Its weights go to warpgroups 1 and 2, which turn them, times the keys'
+// scales, into E4M3 and accumulate 256 output channels each. Queries are E4M3 times a scale for each row.
 
 #include "hopper.cuh"
 #include "spans.cuh"
@@ -13,10 +13,10 @@ constexpr int TILE = 64, ROWS = 64, WIDTH = 576, VALUE = 512, RECORD = 656, GROU
 constexpr int CHUNK = TILE * 128;                 // bytes of 64 rows of 128 bytes: the unit of the 128-byte swizzle
 constexpr int TILE_BYTES = (GROUPS + 1) * CHUNK;  // four groups of 128 channels, and 64 in bf16
 constexpr int KEYS = (GROUPS + 1) * CHUNK, VALUES = KEYS + 2 * TILE_BYTES, WEIGHTS = VALUES + 2 * TILE * VALUE;
-constexpr int STATE = WEIGHTS + GROUPS * ROWS * TILE;
+constexpr int STATE = WEIGHTS + ROWS * TILE * 2;
 constexpr int ARRIVED = 0, READ = 16, TURNED = 32, SUMMED = 48;  // barriers of both buffers
-constexpr int SCALES = 64, LARGEST = SCALES + 2 * TILE * 16, FACTOR = LARGEST + 2 * 32, RATIO = FACTOR + 4 * ROWS;
-constexpr int TOTAL = RATIO + 16, LAST = TOTAL + 4 * ROWS, QUERY = LAST + 32;
+constexpr int SCALES = 64, LARGEST = SCALES + 2 * TILE * 16, FACTOR = LARGEST + 2 * 32, TOTAL = FACTOR + 4 * ROWS;
+constexpr int QUERY = TOTAL + 4 * ROWS;
 // A weight is at most 2**LAG, and what is rounded to E4M3 2**LAG * SPREAD: below its largest, 448.
 constexpr float LAG = 2, SPREAD = 64;
 #define INFINITE __int_as_float(0x7f800000)
@@ -88,7 +88,8 @@ struct Place {
     }
 };
 
-__device__ __forceinline__ void copy_tile(const Task &task, int tile) {
+// `ahead`: where this lane's first box lies; then where that of the tile behind it does.
+__device__ __forceinline__ void copy_tile(const Task &task, int tile, Place &ahead) {
     const Parameters &p = task.p;
     int lane = threadIdx.x % 32, start = task.first + tile * TILE, buffer = tile % 2;
     int found = min((task.end - start + p.box - 1) / p.box, TILE / p.box);
@@ -96,13 +97,14 @@ __device__ __forceinline__ void copy_tile(const Task &task, int tile) {
     if (lane == 0) barrier_expect(arrived, found * p.box * (GROUPS + 1) * 128);
     __syncwarp();
     for (int j = lane; j < found; j += 32) {
-        Place place;
-        place.find(task, start + j * p.box);
+        Place place = ahead;
+        if (j >= 32) place.find(task, start + j * p.box);
 #pragma unroll 1
         for (int chunk = 0; chunk <= GROUPS; chunk++)
             copy_box(to + chunk * CHUNK + j * p.box * 128, &p.records, chunk * 64 + (chunk == GROUPS ? 8 : 0),
                      place.token, place.page, arrived);
     }
+    ahead.find(task, lane < TILE / p.box ? start + TILE + lane * p.box : task.end);
 }
 
 // The four scales of this thread's key of a tile; zeros at or behind the end.
@@ -117,7 +119,8 @@ __device__ __forceinline__ uint4 scales_of(const Task &task, int tile) {
 __device__ __forceinline__ void keep_scales(const uint4 &scales, int buffer) {
     int thread = threadIdx.x % 128;
     if (thread >= TILE) return;
-    store16(state(SCALES + (buffer * TILE + thread) * 16), scales.x, scales.y, scales.z, scales.w);
+    u32 to = state(SCALES + buffer * TILE * 16 + thread * 4);
+    store4(to, scales.x), store4(to + 256, scales.y), store4(to + 512, scales.z), store4(to + 768, scales.w);
     u32 most[4] = {scales.x, scales.y, scales.z, scales.w};
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) most[g] = __reduce_max_sync(~0u, most[g]);  // as integers: none is negative
@@ -158,8 +161,11 @@ __device__ __forceinline__ void transpose(int buffer) {
 
 __device__ __forceinline__ void produce(const Task &task) {
     int thread = threadIdx.x % 128;
-    if (thread < 32)
-        for (int tile = 0; tile < min(task.tiles, 2); tile++) copy_tile(task, tile);
+    Place ahead;
+    if (thread < 32) {
+        ahead.find(task, thread < TILE / task.p.box ? task.first + thread * task.p.box : task.end);
+        for (int tile = 0; tile < min(task.tiles, 2); tile++) copy_tile(task, tile, ahead);
+    }
     uint4 scales = scales_of(task, 0);
     for (int tile = 0; tile < task.tiles; tile++) {
         int buffer = tile % 2, keys = task.end - task.first - tile * TILE;
@@ -176,7 +182,7 @@ __device__ __forceinline__ void produce(const Task &task) {
         if (thread % 32 == 0) barrier_arrive(state(TURNED + 8 * buffer)), barrier_arrive(state(READ + 8 * buffer));
         if (thread < 32 && tile + 2 < task.tiles) {
             barrier_wait(state(READ + 8 * buffer), tile / 2 & 1);
-            copy_tile(task, tile + 2);
+            copy_tile(task, tile + 2, ahead);
         }
     }
 }
@@ -230,22 +236,24 @@ template <int BUFFER> __device__ __forceinline__ void issue_group(float (&part)[
     commit_products();
 }
 
+// Of the two keys of eight from 8 * `j` whose scores this thread has.
+template <int BUFFER> __device__ __forceinline__ u32 scales_at(int group, int j) {
+    return state(SCALES + BUFFER * TILE * 16) + group * 256 + j * 32 + threadIdx.x % 4 * 8;
+}
+
 // scores += part times the keys' scales of a group.
 template <int BUFFER> __device__ __forceinline__ void add_group(float (&scores)[32], float (&part)[32], int group) {
-    u32 scales = state(SCALES + BUFFER * TILE * 16) + threadIdx.x % 4 * 32 + group * 4;
     hold(part);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        float even = read_float(scales + j * 128), odd = read_float(scales + j * 128 + 16);
-        scores[4 * j] += part[4 * j] * even, scores[4 * j + 1] += part[4 * j + 1] * odd;
-        scores[4 * j + 2] += part[4 * j + 2] * even, scores[4 * j + 3] += part[4 * j + 3] * odd;
+        float2 scale = read_floats(scales_at<BUFFER>(group, j));
+        scores[4 * j] += part[4 * j] * scale.x, scores[4 * j + 1] += part[4 * j + 1] * scale.y;
+        scores[4 * j + 2] += part[4 * j + 2] * scale.x, scores[4 * j + 3] += part[4 * j + 3] * scale.y;
     }
 }
 
-template <int BUFFER> __device__ __forceinline__ void take_scores(float (&scores)[32], int tile) {
-    float first[32], second[32];
-#pragma unroll
-    for (int i = 0; i < 32; i++) first[i] = second[i] = scores[i] = 0;
+template <int BUFFER>
+__device__ __forceinline__ void take_scores(float (&scores)[32], float (&first)[32], float (&second)[32], int tile) {
     barrier_wait(state(ARRIVED + 8 * BUFFER), tile / 2 & 1);
     hold(scores);
     begin_products();
@@ -315,47 +323,16 @@ struct Softmax {
     }
 };
 
-__device__ __forceinline__ float inverse_of(float power) { return __uint_as_float(0x7f000000 - __float_as_uint(power)); }
-
-// Weights times scales, as operands of both k-steps of a group, for the same thread of the warpgroup that wants them.
-template <int BUFFER>
-__device__ __forceinline__ void pass_group(const float (&s)[32], int group, float reference) {
-    u32 scales = state(SCALES + BUFFER * TILE * 16) + threadIdx.x % 4 * 32 + group * 4;
-    float spread = reference > 0 ? SPREAD * inverse_of(reference) : 0;
+// Weights, a thread's for the same thread of both other warpgroups.
+__device__ __forceinline__ void pass_weights(const float (&s)[32], const Softmax &softmax, int tile) {
+    u32 words[16];
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
-        u32 words[4];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float f[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                f[i] = spread * read_float(scales + (4 * k + 2 * half + i / 2) * 128 + i % 2 * 16);
-            const float *a = s + 4 * (4 * k + 2 * half);
-            words[2 * half] = codes(a[0] * f[0], a[1] * f[1], a[4] * f[2], a[5] * f[3]);
-            words[2 * half + 1] = codes(a[2] * f[0], a[3] * f[1], a[6] * f[2], a[7] * f[3]);
-        }
-        store16(shared + WEIGHTS + (group * 2 + k) * 2048 + threadIdx.x * 16, words[0], words[1], words[2], words[3]);
-    }
-}
-
-// `LAST`: of each group the power of two that its weights are relative to, no smaller than any scale so far.
-template <int BUFFER>
-__device__ __forceinline__ void pass_weights(const float (&s)[32], Softmax &softmax, int tile) {
-    barrier_wait(state(TURNED + 8 * BUFFER), tile / 2 & 1);
+    for (int j = 0; j < 16; j++) words[j] = pair(s[2 * j], s[2 * j + 1]);
     if (tile) meet<3, 384>();  // the other warpgroups have read the weights of the tile before
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        u32 largest = state(LARGEST + BUFFER * 32 + g * 4);
-        float most = fmaxf(read_float(largest), read_float(largest + 16));
-        float before = read_float(state(LAST + 16 * (1 - BUFFER) + 4 * g)), reference = before;
-        if (most > before) reference = __uint_as_float((__float_as_uint(most) + 0x7fffff) & 0x7f800000);  // seldom
-        if (threadIdx.x == 0) {
-            write_float(state(LAST + 16 * BUFFER + 4 * g), reference);
-            write_float(state(RATIO + 4 * g), most > before ? before * inverse_of(reference) : 1.0f);
-        }
-        pass_group<BUFFER>(s, g, reference);
-    }
+    for (int k = 0; k < 4; k++)
+        store16(shared + WEIGHTS + k * 2048 + threadIdx.x * 16, words[4 * k], words[4 * k + 1], words[4 * k + 2],
+                words[4 * k + 3]);
     if (threadIdx.x % 4 == 0) {
         write_float(state(FACTOR + 4 * own_row()), softmax.factor[0]);
         write_float(state(FACTOR + 4 * own_row() + 32), softmax.factor[1]);
@@ -364,25 +341,28 @@ __device__ __forceinline__ void pass_weights(const float (&s)[32], Softmax &soft
 }
 
 template <int BUFFER>
-__device__ __forceinline__ void advance(float (&scores)[32], Softmax &softmax, const Task &task, int tile) {
-    take_scores<BUFFER>(scores, tile);
+__device__ __forceinline__ void advance(float (&scores)[32], float (&first)[32], float (&second)[32], Softmax &softmax,
+                                        const Task &task, int tile) {
+    take_scores<BUFFER>(scores, first, second, tile);
     softmax.mask(scores, task, task.first + tile * TILE);
     softmax.take(scores, task.p);
-    pass_weights<BUFFER>(scores, softmax, tile);
+    pass_weights(scores, softmax, tile);
 }
 
 __device__ __forceinline__ void attend(const Task &task) {
     const Parameters &p = task.p;
-    float scores[32];
+    float scores[32], first[32], second[32];
     Softmax softmax;
+#pragma unroll
+    for (int i = 0; i < 32; i++) first[i] = second[i] = scores[i] = 0;
     softmax.seen = task.length - p.rows / p.heads + 1;  // a query token sees those before it and itself
 #pragma unroll
     for (int r = 0; r < 2; r++) softmax.most[r] = -INFINITE, softmax.total[r] = 0;
     for (int tile = 0; tile + 1 < task.tiles; tile += 2) {
-        advance<0>(scores, softmax, task, tile);
-        advance<1>(scores, softmax, task, tile + 1);
+        advance<0>(scores, first, second, softmax, task, tile);
+        advance<1>(scores, first, second, softmax, task, tile + 1);
     }
-    if (task.tiles % 2) advance<0>(scores, softmax, task, task.tiles - 1);
+    if (task.tiles % 2) advance<0>(scores, first, second, softmax, task, task.tiles - 1);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float total = softmax.total[r];
@@ -399,49 +379,78 @@ __device__ __forceinline__ void attend(const Task &task) {
     meet<4, 384>();
 }
 
+__device__ __forceinline__ float inverse_of(float power) { return __uint_as_float(0x7f000000 - __float_as_uint(power)); }
+__device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xffff0000); }
+
+// What weights of a group are relative to: a power of two no smaller than any scale so far. Returns what earlier sums
+// are to be multiplied by.
+template <int BUFFER> __device__ __forceinline__ float follow_scales(float &reference, int group) {
+    u32 largest = state(LARGEST + BUFFER * 32 + group * 4);
+    float most = fmaxf(read_float(largest), read_float(largest + 16)), before = reference;
+    if (most <= before) return 1.0f;
+    reference = __uint_as_float((__float_as_uint(most) + 0x7fffff) & 0x7f800000);
+    return before * inverse_of(reference);
+}
+
+// Weights times a group's scales, as operands of both k-steps.
+template <int BUFFER>
+__device__ __forceinline__ void encode(const u32 (&weights)[16], int group, float reference, u32 (&words)[8]) {
+    float spread = reference > 0 ? SPREAD * inverse_of(reference) : 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float2 a = read_floats(scales_at<BUFFER>(group, 2 * i)), b = read_floats(scales_at<BUFFER>(group, 2 * i + 1));
+        a.x *= spread, a.y *= spread, b.x *= spread, b.y *= spread;
+        const u32 *w = weights + 4 * i;
+        words[2 * i] = codes(low(w[0]) * a.x, high(w[0]) * a.y, low(w[2]) * b.x, high(w[2]) * b.y);
+        words[2 * i + 1] = codes(low(w[1]) * a.x, high(w[1]) * a.y, low(w[3]) * b.x, high(w[3]) * b.y);
+    }
+}
+
 template <int HALF, int BUFFER>
-__device__ __forceinline__ void accumulate(float (&output)[128], const Task &task, int tile) {
+__device__ __forceinline__ void accumulate(float (&output)[128], float (&reference)[2], const Task &task, int tile) {
     barrier_wait(state(TURNED + 8 * BUFFER), tile / 2 & 1);
     meet<2, 384>();
-    u32 weights[16];
+    u32 weights[16], words[2][8];
     float first = read_float(state(FACTOR + 4 * own_row())), second = read_float(state(FACTOR + 4 * own_row() + 32));
-    float2 ratio = read_floats(state(RATIO + 8 * HALF));
 #pragma unroll
-    for (int k = 0; k < 4; k++)
-        read16(shared + WEIGHTS + (HALF * 4 + k) * 2048 + threadIdx.x % 128 * 16, weights + 4 * k);
+    for (int k = 0; k < 4; k++) read16(shared + WEIGHTS + k * 2048 + threadIdx.x % 128 * 16, weights + 4 * k);
     if (tile + 1 < task.tiles) signal<3, 384>();
-    bool same = first == 1.0f && second == 1.0f && ratio.x == 1.0f && ratio.y == 1.0f;
+    float ratio[2] = {follow_scales<BUFFER>(reference[0], 2 * HALF), follow_scales<BUFFER>(reference[1], 2 * HALF + 1)};
+    bool same = first == 1.0f && second == 1.0f && ratio[0] == 1.0f && ratio[1] == 1.0f;
     if (tile && !__all_sync(~0u, same))
 #pragma unroll
-        for (int i = 0; i < 128; i++) output[i] *= (i / 2 % 2 ? second : first) * (i < 64 ? ratio.x : ratio.y);
+        for (int i = 0; i < 128; i++) output[i] *= (i / 2 % 2 ? second : first) * ratio[i / 64];
     hold(output);
-    begin_products();
 #pragma unroll
-    for (int g = 0; g < 2; g++)
+    for (int g = 0; g < 2; g++) {
+        encode<BUFFER>(weights, 2 * HALF + g, reference[g], words[g]);
+        begin_products();
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             u32 values = shared + VALUES + (HALF * 2 + g) * 128 * 128 + BUFFER * 64 + k * 32;
-            multiply_values_e4m3(output + 64 * g, weights + 8 * g + 4 * k, operand(values, 16));
+            multiply_values_e4m3(output + 64 * g, words[g] + 4 * k, operand(values, 16));
         }
-    commit_products();
+        commit_products();
+    }
     await_products<0>();
     hold(output);
     if (threadIdx.x % 32 == 0) barrier_arrive(state(SUMMED + 8 * BUFFER));
 }
 
 // Of 16 channels a thread holds four beside each other.
-template <int HALF> __device__ __forceinline__ void write(const Task &task, const float (&o)[128]) {
+template <int HALF>
+__device__ __forceinline__ void write(const Task &task, const float (&o)[128], const float (&reference)[2]) {
     const Parameters &p = task.p;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int of = own_row() + 8 * r;
         if (task.row + of >= p.rows) continue;
         float factor = read_float(state(TOTAL + 4 * of));
-        float2 last = read_floats(state(LAST + 16 * ((task.tiles + 1) % 2) + 8 * HALF));
         u64 to = task.at(of) * VALUE + HALF * 256 + threadIdx.x % 4 * 4;
 #pragma unroll
         for (int m = 0; m < 16; m++) {
-            float f = factor * (m < 8 ? last.x : last.y);
+            float f = factor * reference[m / 8];
             const float *a = o + 8 * m + 2 * r;
             if (task.whole()) *(uint2 *)(p.output + to + 16 * m) = make_uint2(pair(a[0] * f, a[4] * f), pair(a[1] * f, a[5] * f));
             else *(float4 *)(p.partial + to + 16 * m) = make_float4(a[0] * f, a[4] * f, a[1] * f, a[5] * f);
@@ -450,16 +459,16 @@ template <int HALF> __device__ __forceinline__ void write(const Task &task, cons
 }
 
 template <int HALF> __device__ __forceinline__ void follow(const Task &task) {
-    float output[128];
+    float output[128], reference[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < 128; i++) output[i] = 0;
     for (int tile = 0; tile + 1 < task.tiles; tile += 2) {
-        accumulate<HALF, 0>(output, task, tile);
-        accumulate<HALF, 1>(output, task, tile + 1);
+        accumulate<HALF, 0>(output, reference, task, tile);
+        accumulate<HALF, 1>(output, reference, task, tile + 1);
     }
-    if (task.tiles % 2) accumulate<HALF, 0>(output, task, task.tiles - 1);
+    if (task.tiles % 2) accumulate<HALF, 0>(output, reference, task, task.tiles - 1);
     meet<4, 384>();
-    write<HALF>(task, output);
+    write<HALF>(task, output, reference);
 }
 
 // Queries become E4M3 times a scale of their row, which the rotated channels, in bf16, are divided by; a warp a row.
@@ -500,7 +509,6 @@ extern "C" __global__ void __launch_bounds__(512, 1) dense_decode_fp8(const __gr
     extern __shared__ __align__(1024) u8 memory[];
     if (address_of(memory) != shared) __trap();
     int group = threadIdx.x / 128;
-    if (threadIdx.x < 8) write_float(state(LAST + 4 * threadIdx.x), 0);
     if (threadIdx.x == 384) {
         for (int buffer = 0; buffer < 2; buffer++) {
             barrier_init(state(ARRIVED + 8 * buffer), 1 + 4), barrier_init(state(READ + 8 * buffer), 8);
@@ -510,12 +518,11 @@ extern "C" __global__ void __launch_bounds__(512, 1) dense_decode_fp8(const __gr
         show_to_tensor_cores();
     }
     __syncthreads();
-    if (group == 3) {
+    if (group == 3) {  // warpgroup 0 keeps its 128 registers
         fewer_registers<32>();
         Task task(p);
         if (!task.idle()) produce(task);
     } else if (group == 0) {
-        more_registers<128>();
         Task task(p);
         if (task.idle()) return;
         load_queries(task);

@@ -20,6 +20,7 @@ from kernels.errors import KernelError
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _KINDS = {1: 0, 2: 9}  # by bytes of an element: CU_TENSOR_MAP_DATA_TYPE_UINT8, _BFLOAT16
 _SWIZZLE_128, _PROMOTE_256 = 3, 3  # CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+_PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _NVRTC_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 _NVRTC_PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 
@@ -43,6 +44,27 @@ class Kernel:
             self.handle, *grid, self.threads, 1, 1, self.shared_bytes, stream, arguments, None
         )  # fmt: skip
         _expect(code, "launching a kernel")
+
+    def launch_beside(self, grid: tuple[int, int, int], parameters: ctypes.Structure) -> None:
+        """The same, but its blocks may start before the launch before it has ended, and must wait for that themselves.
+
+        Saves the time between both; for kernels that begin with `await_launch_before`. Raises KernelError.
+        """
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
+        attribute = _Attribute(_PROGRAMMATIC_SERIALIZATION, 0, 1)
+        shape = (*grid, self.threads, 1, 1, self.shared_bytes)
+        stream = torch.cuda.current_stream().cuda_stream
+        launch = _Launch(shape, stream, ctypes.addressof(attribute), 1)
+        _expect(_cuda().cuLaunchKernelEx(ctypes.byref(launch), self.handle, arguments, None), "launching a kernel")
+
+
+class _Attribute(ctypes.Structure):  # CUlaunchAttribute
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60)]
+
+
+class _Launch(ctypes.Structure):  # CUlaunchConfig
+    _fields_ = [("shape", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p),
+                ("count", ctypes.c_uint)]  # fmt: skip
 
 
 def tensor_map(tensor: Tensor, box: tuple[int, int, int]) -> bytes:

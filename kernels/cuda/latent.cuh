@@ -49,7 +49,8 @@ template <int BUFFER> __device__ __forceinline__ void release(int part) {
     if (threadIdx.x % 32 == 0) barrier_arrive(freed(BUFFER, part));
 }
 
-template <int BUFFER> __device__ __forceinline__ void issue_scores(float (&scores)[32], int tile) {
+template <int BUFFER>
+__device__ __forceinline__ void issue_scores(float (&scores)[32], int tile) {
     constexpr u32 keys = shared + KEYS + BUFFER * TILE_BYTES;
     hold(scores);
 #pragma unroll
@@ -98,29 +99,41 @@ __device__ __forceinline__ void finish_values(float (&output)[128], const Betwee
 struct Softmax {
     float most[2], total[2], factor[2];
 
-    // Scores of one of both rows become weights; `factor` is what earlier sums are to be multiplied by.
-    template <int R> __device__ __forceinline__ void take(float (&s)[32], float scale) {
-        float peak = most[R];
+    // Takes the scores' peaks in; `factor` is what earlier sums are to be multiplied by.
+    __device__ __forceinline__ void look(const float (&s)[32], float scale) {
+        float peak[2];
 #pragma unroll
-        for (int i = 0; i < 32; i++)
-            if (i / 2 % 2 == R) peak = fmaxf(peak, s[i]);
-        peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 1));
-        peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, 2));
-        // The base follows the peak only when it falls 2**8 behind: weights stay far from overflow, and the sums of
-        // earlier tiles are seldom rescaled.
-        factor[R] = 1.0f;
-        if ((peak - most[R]) * scale > LAG) {
-            factor[R] = power((most[R] - peak) * scale);
-            most[R] = peak;
+        for (int r = 0; r < 2; r++) {
+            float part[4] = {most[r], most[r], most[r], most[r]};
+#pragma unroll
+            for (int i = 0; i < 16; i++) part[i % 4] = fmaxf(part[i % 4], s[i / 2 * 4 + 2 * r + i % 2]);
+            peak[r] = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
         }
-        float base = most[R] == -INFINITE ? 0.0f : most[R] * scale;
-        float sum = 0;
 #pragma unroll
-        for (int i = 0; i < 32; i++)
-            if (i / 2 % 2 == R) sum += s[i] = power(s[i] * scale - base);
-        total[R] = total[R] * factor[R] + sum;
+        for (int lane = 1; lane < 4; lane *= 2)
+#pragma unroll
+            for (int r = 0; r < 2; r++) peak[r] = fmaxf(peak[r], __shfl_xor_sync(~0u, peak[r], lane));
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            // The base follows the peak only when it falls 2**8 behind: weights stay far from overflow, and the sums of
+            // earlier tiles are seldom rescaled.
+            bool behind = (peak[r] - most[r]) * scale > LAG;
+            factor[r] = behind ? power((most[r] - peak[r]) * scale) : 1.0f;
+            most[r] = behind ? peak[r] : most[r];
+        }
+    }
+
+    // Scores become weights.
+    __device__ __forceinline__ void weigh(float (&s)[32], float scale) {
+        float sum[4] = {0, 0, 0, 0}, base[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) base[r] = most[r] == -INFINITE ? 0.0f : most[r] * scale;
+#pragma unroll
+        for (int i = 0; i < 32; i++) sum[i % 4] += s[i] = power(s[i] * scale - base[i / 2 % 2]);
+#pragma unroll
+        for (int r = 0; r < 2; r++) total[r] = total[r] * factor[r] + (sum[2 * r] + sum[2 * r + 1]);
         // Never true: without a branch the assembler moves exponentials behind products that are to run beside them.
-        if (sum < 0) asm volatile("trap;");
+        if (total[0] + total[1] < 0) asm volatile("trap;");
     }
 };
 
@@ -143,9 +156,11 @@ __device__ __forceinline__ void write_float(u32 address, float x) {
 __device__ __forceinline__ int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 
 // Weights as the registers of a bf16 operand, and in shared memory, a thread's for the same thread of warpgroup 1.
-__device__ __forceinline__ void pass_weights(const float (&s)[32], u32 (&weights)[16], const Softmax &softmax) {
+__device__ __forceinline__ void pass_weights(const float (&s)[32], u32 (&weights)[16], const Softmax &softmax,
+                                             bool later) {
 #pragma unroll
     for (int j = 0; j < 16; j++) weights[j] = pair(s[2 * j], s[2 * j + 1]);
+    if (later) meet<3, 256>();  // the other warpgroup has read the weights of the tile before
 #pragma unroll
     for (int k = 0; k < 4; k++)
         store16(shared + WEIGHTS + k * 2048 + threadIdx.x * 16, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2],
@@ -164,30 +179,30 @@ __device__ __forceinline__ void take_scores(float (&scores)[32], Softmax &softma
     hold(scores);
     task.template mask<BUFFER>(scores, tile);
     if (ROPED) release<BUFFER>(0);
-    softmax.take<0>(scores, task.scale);
-    softmax.take<1>(scores, task.scale);
+    softmax.look(scores, task.scale);
+    softmax.weigh(scores, task.scale);
 }
 
 // From the weights of tile - 1 to those of `tile`, which lies in BUFFER.
 template <int BUFFER, typename Task>
-__device__ __forceinline__ void advance(float (&output)[128], float (&scores)[32], u32 (&weights)[16],
+__device__ __forceinline__ void advance(float (&output)[128], float (&scores)[32], u32 (&weights)[2][16],
                                         Softmax &softmax, const Task &task, int tile) {
     if (AHEAD) {
         issue_scores<BUFFER>(scores, tile);
-        issue_values<1 - BUFFER, 0>(output, weights);
+        issue_values<1 - BUFFER, 0>(output, weights[1 - BUFFER]);
         await_products<2>();
         hold(scores);
         task.template mask<BUFFER>(scores, tile);
         if (ROPED) release<BUFFER>(0);
-        softmax.take<0>(scores, task.scale);
-        finish_values<1 - BUFFER, LEFT>(output, [&] { softmax.take<1>(scores, task.scale); });
+        softmax.look(scores, task.scale);
+        softmax.weigh(scores, task.scale);
+        finish_values<1 - BUFFER, LEFT>(output, [&] { pass_weights(scores, weights[BUFFER], softmax, true); });
     } else {
-        issue_values<1 - BUFFER, 0>(output, weights);
+        issue_values<1 - BUFFER, 0>(output, weights[1 - BUFFER]);
         finish_values<1 - BUFFER, LEFT>(output, [] {});
         take_scores<BUFFER>(scores, softmax, task, tile);
+        pass_weights(scores, weights[BUFFER], softmax, true);
     }
-    meet<3, 256>();  // the other warpgroup has read the weights of the tile before
-    pass_weights(scores, weights, softmax);
     rescale(output, softmax.factor[0], softmax.factor[1]);
 }
 
@@ -208,7 +223,7 @@ __device__ __forceinline__ void close(const Task &task, const Softmax &softmax, 
 
 template <typename Task> __device__ __forceinline__ void attend(const Task &task) {
     float output[128], scores[32], factor[2];
-    u32 weights[16];
+    u32 weights[2][16];
     Softmax softmax;
     int last = task.tiles - 1;
 #pragma unroll
@@ -219,7 +234,7 @@ template <typename Task> __device__ __forceinline__ void attend(const Task &task
     for (int i = 0; i < 32; i++) scores[i] = 0;
     if (task.tiles) {
         take_scores<0>(scores, softmax, task, 0);
-        pass_weights(scores, weights, softmax);
+        pass_weights(scores, weights[0], softmax, false);
         int tile = 1;
         for (; tile < last; tile += 2) {
             advance<1>(output, scores, weights, softmax, task, tile);
@@ -228,10 +243,10 @@ template <typename Task> __device__ __forceinline__ void attend(const Task &task
         if (tile == last) {
             advance<1>(output, scores, weights, softmax, task, tile);
             task.template clear<1, 0>(last);
-            issue_values<1, 0>(output, weights);
+            issue_values<1, 0>(output, weights[1]);
         } else {
             task.template clear<0, 0>(last);
-            issue_values<0, 0>(output, weights);
+            issue_values<0, 0>(output, weights[0]);
         }
         await_products<0>();
         hold(output);

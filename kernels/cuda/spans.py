@@ -13,7 +13,7 @@ from kernels.errors import KernelError
 TILE, ROWS_A_BLOCK, COMBINE_THREADS = 64, 64, 128
 INVARIANT_SPAN = 1024  # of `invariant_split`
 _VALUE_WIDTH = 512
-_START, _COMBINE, _PARTIAL = 3, 4, 2  # tiles: to begin and end a block, to launch `combine`, to write and read a span
+_START, _COMBINE, _PARTIAL = 3, 4, 3  # tiles: to begin and end a block, to launch `combine`, to write and read a span
 
 
 @dataclass(frozen=True, slots=True)

@@ -447,6 +447,7 @@ __device__ __forceinline__ void follow(const Parameters &p, const Work &work, in
 extern "C" __global__ void __launch_bounds__(512, 1) sparse_decode(const __grid_constant__ Parameters p) {
     extern __shared__ __align__(1024) u8 memory[];
     if (address_of(memory) != shared) __trap();
+    if (SPLIT) let_next_launch_start();
     int query = blockIdx.x, head = blockIdx.y * HEADS, group = threadIdx.x / 128;
     if (threadIdx.x == 0) {
 #pragma unroll
@@ -476,6 +477,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) sparse_decode(const __grid_
 
 // One block a row; queries that were not split are left alone.
 extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant__ Parameters p) {
+    await_launch_before();
     int head = blockIdx.x, query = blockIdx.y;
     int tiles = (length_of(p.cache[0], query) + TILE - 1) / TILE;
     if (EXTRA) tiles += (length_of(p.cache[1], query) + TILE - 1) / TILE;

@@ -66,7 +66,7 @@ def sparse_decode(
     of = (main.kind, extra and extra.kind, int(split.most > 1), query.device.index)
     _kernel("sparse_decode", *of).launch((queries, -(-heads // ROWS_A_BLOCK), split.most), parameters)
     if split.most > 1:
-        _kernel("combine", *of).launch((heads, queries, 1), parameters)
+        _kernel("combine", *of).launch_beside((heads, queries, 1), parameters)
 
 
 def padded_keys(main: SparseCache, extra: SparseCache | None) -> int:
