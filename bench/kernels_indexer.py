@@ -10,11 +10,14 @@ import torch
 
 from bench.kernels_timing import Ceilings, median_us
 from bench.table import Row
+from kernels.cuda import indexer_top_k as choosing
 from kernels.cuda import mqa_logits as scoring
 from kernels.reference.mqa_logits import MqaOperands
+from kernels.testing.indexer_top_k import assert_best
 from kernels.testing.mqa_logits import assert_logits, make_hostile, make_paged, make_ragged
 
 SLOWER = 0.95  # of DeepGEMM's speed is asked for
+FASTER, CHOSEN = 1.3, 2048  # of DeepGEMM's time and torch.topk's, for as many keys
 FP8_OVER_BF16 = 1502 / 785  # rates of cuBLASLt on random data, measured in one run on such a GPU
 POOL = 1 << 16  # pages of the paged shapes, as many as were there when DeepGEMM was timed
 
@@ -51,6 +54,9 @@ SHAPES = (
 )
 
 
+CHOICES = (SHAPES[1], SHAPES[4], SHAPES[0], SHAPES[3], SHAPES[5], SHAPES[7])
+
+
 def hostile() -> Iterator[tuple[str, MqaOperands, int]]:
     """Named operands with their columns."""
     cuda = torch.device("cuda")
@@ -68,8 +74,8 @@ def hostile() -> Iterator[tuple[str, MqaOperands, int]]:
 
 def sources() -> list[tuple[Path, str, dict[str, int]]]:
     """What is to be compiled."""
-    plans = [scoring.Plan(64, 2, False, 12, 0), scoring.Plan(32, 4, False, 12, 0)]
-    plans += [scoring.Plan(64, tokens, True, 16, 64) for tokens in (1, 2)]
+    plans = [scoring.Plan(64, 2, False, 12, 2, 0), scoring.Plan(32, 4, False, 12, 2, 0)]
+    plans += [scoring.Plan(64, tokens, True, 16, 2, 64) for tokens in (1, 2)]
     return [(scoring.SOURCE, "sm_90a", scoring.defines_for(plan)) for plan in plans]
 
 
@@ -77,6 +83,8 @@ def indexer_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:
     """Each shape checked and timed."""
     for shape in SHAPES:
         yield from _logits_rows(shape, ceilings, seed)
+    for shape in CHOICES:
+        yield from _choice_rows(shape, ceilings, seed)
 
 
 def _checked(name: str, check: Callable[[], object]) -> Row:
@@ -96,6 +104,26 @@ def _logits_rows(shape: Shape, ceilings: Ceilings, seed: int) -> Iterator[Row]:
     floor = floor_us(given, shape, ceilings)
     yield Row(f"logits {shape.name}", time_us, "us", shape.public_us / SLOWER)
     yield Row("  of floor", 100 * floor / time_us, f"% ({floor:.1f} us)")
+
+
+def _choice_rows(shape: Shape, ceilings: Ceilings, seed: int) -> Iterator[Row]:
+    """The bar: DeepGEMM's time for the logits, and that of torch.topk on them in this run."""
+    given, columns = shape.make(seed)
+    workspace, logits = (
+        choosing.workspace_of(torch.device("cuda")),
+        torch.zeros(len(given.ends), columns, device="cuda"),
+    )
+    scoring.mqa_logits(given, logits)
+    public_us = shape.public_us + median_us(lambda: logits.topk(CHOSEN), 10)
+    yield _checked(
+        f"top-{CHOSEN} of {shape.name}: checked",
+        lambda: assert_best(given, CHOSEN, logits, lambda now, to: choosing.indexer_top_k(now, columns, workspace, to)),
+    )
+    found = torch.empty(len(given.ends), CHOSEN, dtype=torch.int32, device="cuda")
+    time_us = median_us(lambda: choosing.indexer_top_k(given, columns, workspace, found))
+    floor = floor_us(given, shape, ceilings)
+    yield Row(f"top-{CHOSEN} of {shape.name}", time_us, "us", public_us / FASTER)
+    yield Row("  of the scores' floor", 100 * floor / time_us, f"% ({floor:.1f} us)")
 
 
 def floor_us(given: MqaOperands, shape: Shape, ceilings: Ceilings) -> float:

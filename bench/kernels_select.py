@@ -65,6 +65,7 @@ def sources() -> list[tuple[Path, str, dict[str, int]]]:
     specs = dict.fromkeys([FLASH, *SPECS.values()])
     found = [(gating.SOURCE, "sm_90", gating.defines_for(spec)) for spec in specs]
     plans = [selection.Plan(cluster, each) for cluster in (1, 2, 4, 8) for each in (8, 128)]
+    plans.append(selection.Plan(1, 8, 2))
     return found + [(selection.SOURCE, "sm_90", selection.defines_for(plan)) for plan in plans]
 
 

@@ -2,8 +2,6 @@
 
 #include "mqa_logits.cuh"
 
-constexpr u32 SCRATCH = SCORING_END;
-
 struct Parameters {
     Scoring scoring;
     float *logits;  // [tokens, stride]; what a token does not see is left alone
@@ -20,8 +18,10 @@ struct Writer {
 #pragma unroll
         for (int i = 0; i < SUMS; i++) {
             int at = offset + first_token() + i;
-            lower[i] = read_int(bounds + 16 + 8 * at), upper[i] = has_scores() ? read_int(bounds + 20 + 8 * at) : 0;
+            u32 from = bounds + TOKEN_BOUNDS + 8 * at;
+            lower[i] = read_int(from), upper[i] = has_scores() ? read_int(from + 4) : 0;
             to[i] = p.logits + (u64)(read_int(bounds + 8) + at) * p.stride;
+            asm volatile("" : "+l"(to[i]));  // computed once, not for every tile
         }
     }
     __device__ __forceinline__ void take(int tile, const Scores &scores) {
@@ -30,6 +30,7 @@ struct Writer {
         for (int i = 0; i < SUMS; i++)
             if (key >= lower[i] && key < upper[i]) to[i][key] = scores.of[i];
     }
+    __device__ __forceinline__ int room() const { return 1 << 30; }
     __device__ __forceinline__ void end() {}
 };
 
@@ -40,10 +41,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mqa_logits(const __grid
     Piece piece(p.scoring, (u32 *)(memory + SCRATCH - shared));
     if (piece.left <= 0) return;
     if (threadIdx.x >= MULTIPLIERS) {
-        fewer_registers<40>();
+        fewer_registers<WARPGROUPS == 2 ? 40 : 32>();
         if (threadIdx.x < MULTIPLIERS + 32) Copier{p.scoring}.run(piece);
     } else {
-        more_registers<232>();
+        more_registers<WARPGROUPS == 2 ? 232 : 160>();
         Writer writer{p};
         Multiplier<Writer>{writer}.run(piece.left);
     }

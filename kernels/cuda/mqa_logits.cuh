@@ -8,26 +8,38 @@
 // score's bits depend on its operands alone: neither on the tile nor on the tokens beside it.
 //
 // Compiled with HEADS, TOKENS (of a warpgroup; HEADS * TOKENS <= 128 columns), SPLIT (the warpgroups share their
-// tokens and take turns at tiles; otherwise each has its own tokens and both take every tile), STAGES (tiles of keys
-// in flight), PAGE (keys of a page; 0: one page has all) and BOX (keys copied at once; they divide a tile and a page).
+// tokens and take turns at tiles; otherwise each has its own tokens and both take every tile), STAGES and QUERY_STAGES
+// (tiles of keys and groups of queries in flight), PAGE (keys of a page; 0: one page has all) and BOX (keys copied at
+// once; they divide a tile and a page).
 
 #include "hopper.cuh"
 #include "gemm_products.cuh"
 
-constexpr int TILE = 64, WIDTH = 128, COLUMNS = HEADS * TOKENS, GROUP = SPLIT ? TOKENS : 2 * TOKENS;
-constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
+#define NAMES_128 \
+    NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, " \
+             "%84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, " \
+             "%103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, " \
+             "%119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define SUMS_128(i) SUMS_64(i), SUMS_64(i + 64)
+PRODUCT(256, 128, 128, 129, 130, 131, 132, 133)
+
+constexpr int TILE = 64, WIDTH = 128, COLUMNS = HEADS * TOKENS, GROUP = SPLIT ? TOKENS : WARPGROUPS * TOKENS;
+constexpr int MULTIPLIERS = WARPGROUPS * 128, THREADS = MULTIPLIERS + 128;
+constexpr int QUERY_BOX = GROUP * HEADS > 256 ? GROUP * HEADS / 2 : GROUP * HEADS;  // a copy has 256 rows at most
 constexpr int QUERY_BYTES = GROUP * HEADS * WIDTH, KEY_BYTES = TILE * WIDTH, WEIGHT_BYTES = GROUP * HEADS * 4;
 constexpr bool WHOLE = PAGE && BOX == TILE;  // a tile lies in one page, with its scales in a row
 // Where dynamic shared memory starts, and offsets in it.
 constexpr u32 shared = 1024;
-constexpr u32 QUERIES = shared, KEYS = QUERIES + 2 * QUERY_BYTES, SCALES = KEYS + STAGES * KEY_BYTES;
-constexpr u32 WEIGHTS = SCALES + STAGES * TILE * 4, BOUNDS = WEIGHTS + 2 * WEIGHT_BYTES;
-constexpr u32 BOUND_BYTES = (16 + GROUP * 8 + 15) / 16 * 16;
-constexpr u32 BARRIERS = BOUNDS + 2 * BOUND_BYTES, FULL = BARRIERS, FREE = FULL + STAGES * 8;
-constexpr u32 QUERY_FULL = FREE + STAGES * 8, QUERY_FREE = QUERY_FULL + 16, SCORING_END = QUERY_FREE + 16;
+constexpr u32 QUERIES = shared, KEYS = QUERIES + QUERY_STAGES * QUERY_BYTES, SCALES = KEYS + STAGES * KEY_BYTES;
+constexpr u32 WEIGHTS = SCALES + STAGES * TILE * 4, BOUNDS = WEIGHTS + QUERY_STAGES * WEIGHT_BYTES;
+// Of a group: first tile, tiles, token, count, tiles of other blocks before and in all, then every token's bounds.
+constexpr u32 TOKEN_BOUNDS = 32, BOUND_BYTES = (TOKEN_BOUNDS + GROUP * 8 + 15) / 16 * 16;
+constexpr u32 BARRIERS = BOUNDS + QUERY_STAGES * BOUND_BYTES, FULL = BARRIERS, FREE = FULL + STAGES * 8;
+constexpr u32 QUERY_FULL = FREE + STAGES * 8, QUERY_FREE = QUERY_FULL + QUERY_STAGES * 8;
+constexpr u32 SCRATCH = (QUERY_FREE + QUERY_STAGES * 8 + 15) / 16 * 16, SCORING_END = SCRATCH + 128;
 
 struct Scoring {
-    TensorMap queries;     // e4m3 [tokens * HEADS, 128], in boxes of GROUP * HEADS
+    TensorMap queries;     // e4m3 [tokens * HEADS, 128], in boxes of QUERY_BOX
     TensorMap keys;        // e4m3 [pages, page_tokens, 128], in boxes of BOX keys
     const float *weights;  // [tokens, HEADS]
     const float *scales;   // of key s in page p: scales[p * scale_stride + s]
@@ -83,9 +95,11 @@ struct Group {
     }
 };
 
-// A block's piece of the line: `left` tiles from tile `skip` of group `group` on. `scratch`: 16 words of shared memory.
+// A block's piece of the line of `total` tiles, which begins at `start`: `left` tiles from tile `skip` of group `group`
+// on. No block of the first `blocks` is idle. `scratch`: 32 words of shared memory.
 struct Piece {
     int group, skip, left;
+    u32 start, total, blocks;
 
     __device__ __forceinline__ Piece(const Scoring &p, u32 *scratch) {
         constexpr int WARPS = THREADS / 32;
@@ -102,13 +116,15 @@ struct Piece {
         if (lane == 31) scratch[warp] = sum;
         if (threadIdx.x == 0) scratch[WARPS] = groups, scratch[WARPS + 1] = 0;
         __syncthreads();
-        u32 total = 0, before = sum - mine;
+        u32 before = sum - mine;
+        total = 0;
         for (int i = 0; i < WARPS; i++) {
             if (i < warp) before += scratch[i];
             total += scratch[i];
         }
-        u32 start = (u64)total * blockIdx.x / gridDim.x;
-        left = (u64)total * (blockIdx.x + 1) / gridDim.x - start;
+        blocks = min(gridDim.x, total);
+        start = blockIdx.x < blocks ? (u64)total * blockIdx.x / blocks : total;
+        left = blockIdx.x < blocks ? (u64)total * (blockIdx.x + 1) / blocks - start : 0;
         if (before <= start && start < before + mine) {
             u32 at = before;
             int i = from;
@@ -118,6 +134,9 @@ struct Piece {
         __syncthreads();
         group = scratch[WARPS], skip = scratch[WARPS + 1];
     }
+
+    // The block that has a tile of the line.
+    __device__ __forceinline__ u32 block_of(u32 tile) const { return (((u64)tile + 1) * blocks - 1) / total; }
 };
 
 // Where a ring of `SIZE` stages stands.
@@ -133,11 +152,11 @@ __device__ __forceinline__ void prepare_barriers() {
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(FULL + 8 * i, WHOLE ? 1 : 33);
-            barrier_init(FREE + 8 * i, SPLIT ? 4 : 8);
+            barrier_init(FREE + 8 * i, SPLIT ? 4 : 4 * WARPGROUPS);
         }
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < QUERY_STAGES; i++) {
             barrier_init(QUERY_FULL + 8 * i, 33);
-            barrier_init(QUERY_FREE + 8 * i, 8);
+            barrier_init(QUERY_FREE + 8 * i, 4 * WARPGROUPS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -150,7 +169,7 @@ struct Copier {
     const Scoring &p;
     int lane = threadIdx.x % 32;
     Ring<STAGES> ring;
-    Ring<2> queries;
+    Ring<QUERY_STAGES> queries;
 
     __device__ __forceinline__ int page_of(const Group &group, int key) const {
         if (key >= group.end) return -1;
@@ -166,19 +185,22 @@ struct Copier {
     }
     static __device__ __forceinline__ int slot_of(int key) { return PAGE ? key % MODULUS : key; }
 
-    __device__ __forceinline__ void copy_queries(const Group &group, int first, int tiles) {
+    __device__ __forceinline__ void copy_queries(const Group &group, int skip, int tiles) {
         barrier_wait(QUERY_FREE + 8 * queries.stage, queries.phase ^ 1);
         u32 full = QUERY_FULL + 8 * queries.stage, bounds = BOUNDS + queries.stage * BOUND_BYTES;
         if (lane < GROUP) {
             bool there = lane < group.count;
-            store4(bounds + 16 + 8 * lane, there ? Group::start_of(p, group.token + lane) : 0);
-            store4(bounds + 20 + 8 * lane, there ? Group::end_of(p, group.token + lane) : 0);
+            store4(bounds + TOKEN_BOUNDS + 8 * lane, there ? Group::start_of(p, group.token + lane) : 0);
+            store4(bounds + TOKEN_BOUNDS + 4 + 8 * lane, there ? Group::end_of(p, group.token + lane) : 0);
         }
         if (lane == 0) {
-            store16(bounds, first, tiles, group.token, group.count);
+            store16(bounds, group.first + skip, tiles, group.token, group.count);
+            store16(bounds + 16, skip, group.tiles, 0, 0);
             u32 bytes = group.count * HEADS * 4;
             barrier_expect(full, QUERY_BYTES + bytes);
-            copy_box(QUERIES + queries.stage * QUERY_BYTES, &p.queries, 0, group.token * HEADS, 0, full);
+            for (int i = 0; i < GROUP * HEADS; i += QUERY_BOX)
+                copy_box(QUERIES + queries.stage * QUERY_BYTES + i * WIDTH, &p.queries, 0, group.token * HEADS + i, 0,
+                         full);
             copy_row(WEIGHTS + queries.stage * WEIGHT_BYTES, p.weights + (u64)group.token * HEADS, bytes, full);
         }
         barrier_arrive(full);
@@ -226,7 +248,7 @@ struct Copier {
 #pragma unroll
             for (int i = 0; i < AHEAD; i++)
                 pages[i] = pages_of(group, first + i);
-            copy_queries(group, first, tiles);
+            copy_queries(group, piece.skip, tiles);
             for (int tile = 0; tile < tiles; tile += AHEAD) {
 #pragma unroll
                 for (int i = 0; i < AHEAD; i++) {
@@ -253,13 +275,15 @@ struct Scores {
 __device__ __forceinline__ bool has_scores() { return TOKENS > 1 || threadIdx.x % 4 < 2; }
 __device__ __forceinline__ int first_token() { return TOKENS > 1 ? threadIdx.x / 2 % 2 * SUMS : 0; }
 
-// A warpgroup that multiplies. `Sink` gets a group's bounds, then its scores tile after tile, then the end.
+// A warpgroup that multiplies. `Sink` gets a group's bounds, then its scores tile after tile, then the end; before each
+// run of tiles it says how many it takes.
 template <typename Sink> struct Multiplier {
     Sink &sink;
-    int warpgroup = threadIdx.x / 128, lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
+    int warpgroup = threadIdx.x / 128, lane = threadIdx.x % 32;
+    int row = threadIdx.x % 128 / 32 * 16 + lane / 4 + (lane & 1) * 8;  // of the scores that this lane ends up with
     float weights[COLUMNS / 4];  // halved, of this thread's columns: 8 i + lane % 4 * 2 and the next
     Ring<STAGES> ring;           // of the next tile to be multiplied
-    Ring<2> queries;
+    Ring<QUERY_STAGES> queries;
 
     __device__ __forceinline__ void load_weights() {
         u32 from = WEIGHTS + queries.stage * WEIGHT_BYTES + (SPLIT ? 0 : warpgroup * COLUMNS * 4) + lane % 4 * 8;
@@ -270,16 +294,30 @@ template <typename Sink> struct Multiplier {
         }
     }
 
+    // `query`: of the first 32 channels, as low word of an operand.
     __device__ __forceinline__ void issue(float (&d)[COLUMNS / 2], u32 query) {
         barrier_wait(FULL + 8 * ring.stage, ring.phase);
-        u32 key = KEYS + ring.stage * KEY_BYTES;
+        u32 key = low_word(KEYS) + ring.stage * (KEY_BYTES >> 4);
         hold(d);
+        if (ORDERED) take_turn();
         begin_products();
 #pragma unroll
-        for (int k = 0; k < WIDTH / 32; k++)
-            Product<COLUMNS>::run(d, operand(key + k * 32, 16), operand(query + k * 32, 16), k > 0);
+        for (int k = 0; k < WIDTH / 32; k++) Product<COLUMNS>::run(d, whole(key + 2 * k), whole(query + 2 * k), k > 0);
         commit_products();
+        if (ORDERED) give_turn(1);
         hold(d);
+    }
+
+    // `operand` of hopper.cuh, in halves.
+    static __device__ __forceinline__ u32 low_word(u32 address) { return address >> 4 | 1 << 16; }
+    static __device__ __forceinline__ u64 whole(u32 low) { return (u64)(1024 >> 4 | 1 << 30) << 32 | low; }
+
+    // Warpgroups issue products one after another: while one's run, the others sum.
+    __device__ __forceinline__ void take_turn() {
+        asm volatile("bar.sync %0, 256;" ::"r"(8 + warpgroup) : "memory");
+    }
+    __device__ __forceinline__ void give_turn(int ahead) {
+        asm volatile("bar.arrive %0, 256;" ::"r"(8 + (warpgroup + ahead) % WARPGROUPS) : "memory");
     }
 
     // Sums over heads: each thread its columns, then the four of a row. x + |x| is twice relu(x), and NaN stays NaN.
@@ -314,28 +352,39 @@ template <typename Sink> struct Multiplier {
             }
             found.of[i] = scale * (kept + __shfl_xor_sync(~0u, sent, 2));
         }
-        found.key = row + (lane & 1) * 8;
+        found.key = row;
         return found;
     }
 
     // The tile that lies in `stage` is multiplied: makes room and hands its scores on.
     __device__ __forceinline__ void finish(float (&d)[COLUMNS / 2], int stage, int tile) {
         hold(d);
-        float scale = read_score(SCALES + (stage * TILE + row + (lane & 1) * 8) * 4);
+        float scale = read_score(SCALES + (stage * TILE + row) * 4);
         __syncwarp();
         if (lane == 0) barrier_arrive(FREE + 8 * stage);
         sink.take(tile, sum(d, scale));
     }
 
     __device__ __forceinline__ void step() {
-        ring.next();
-        if (SPLIT) ring.next();
+#pragma unroll
+        for (int i = 0; i < (SPLIT ? WARPGROUPS : 1); i++) ring.next();
     }
 
     // `count` tiles from `tile` on, every or every other one.
     __device__ __forceinline__ void multiply(float (&a)[COLUMNS / 2], float (&b)[COLUMNS / 2], int tile, int count,
                                              u32 query) {
-        constexpr int STEP = SPLIT ? 2 : 1;
+        constexpr int STEP = SPLIT ? WARPGROUPS : 1;
+        if (BUFFERS == 1) {
+#pragma unroll 1
+            for (; count > 0; count--, tile += STEP) {
+                issue(a, query);
+                int stage = ring.stage;
+                step();
+                await_products<0>();
+                finish(a, stage, tile);
+            }
+            return;
+        }
         if (count <= 0) return;
         int before = ring.stage;
         issue(a, query);
@@ -371,21 +420,29 @@ template <typename Sink> struct Multiplier {
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++) a[i] = b[i] = 0;
         int turn = SPLIT ? warpgroup : 0;  // the next tile of this warpgroup, counted from the next of the block
-        if (turn) ring.next();
+        for (int i = 0; i < turn; i++) ring.next();
+        if (ORDERED && warpgroup == WARPGROUPS - 1) give_turn(1);
+        int all = left;
         while (left > 0) {
             barrier_wait(QUERY_FULL + 8 * queries.stage, queries.phase);
             u32 bounds = BOUNDS + queries.stage * BOUND_BYTES;
             int first = read_int(bounds), tiles = read_int(bounds + 4);
             load_weights();
             sink.begin(bounds, SPLIT ? 0 : warpgroup * TOKENS);
-            u32 query = QUERIES + queries.stage * QUERY_BYTES + (SPLIT ? 0 : warpgroup * COLUMNS * WIDTH);
-            int count = SPLIT ? (tiles - turn + 1) / 2 : tiles;
-            multiply(a, b, first + turn, count, query);
-            if (SPLIT) turn = (tiles - turn) & 1;
+            u32 query = low_word(QUERIES + queries.stage * QUERY_BYTES + (SPLIT ? 0 : warpgroup * COLUMNS * WIDTH));
+            constexpr int STEP = SPLIT ? WARPGROUPS : 1;
+            int tile = first + turn, count = (tiles - turn + STEP - 1) / STEP;
+            for (int most = (tiles + STEP - 1) / STEP; most > 0;) {
+                int now = min(most, sink.room());
+                multiply(a, b, tile, min(count, now), query);
+                count -= min(count, now), most -= now, tile += now * STEP;
+            }
+            if (SPLIT) turn = ((turn - tiles) % WARPGROUPS + WARPGROUPS) % WARPGROUPS;
             sink.end();
             if (lane == 0) barrier_arrive(QUERY_FREE + 8 * queries.stage);
             queries.next();
             left -= tiles;
         }
+        if (ORDERED && warpgroup == (SPLIT ? all % WARPGROUPS : 0)) take_turn();
     }
 };

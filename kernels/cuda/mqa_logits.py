@@ -20,8 +20,8 @@ from kernels.errors import KernelError
 from kernels.reference.mqa_logits import WIDTH, MqaOperands, check_operands, tokens_of_a_sequence
 
 SOURCE = Path(__file__).with_suffix(".cu")
-THREADS, TILE = 384, 64
-_MOST_COLUMNS = 128  # of a warpgroup: heads times tokens
+TILE = 64
+_MOST_COLUMNS = {16: 128, 32: 256, 64: 256}  # of a warpgroup, heads times tokens, by heads: what registers hold
 _SHARED_BYTES = 232_448 - 1024
 
 
@@ -33,12 +33,27 @@ class Plan:
     tokens: int
     split: bool
     stages: int
+    query_stages: int
     page: int  # keys; 0: one page has all
+    warpgroups: int = 2
+    buffers: int = 2
+    ordered: bool = False
 
     @property
     def group(self) -> int:
         """Tokens that a block of threads takes at once."""
-        return self.tokens if self.split else 2 * self.tokens
+        return self.tokens if self.split else self.warpgroups * self.tokens
+
+    @property
+    def query_box(self) -> int:
+        """Rows of queries, one for each head, that one copy takes: 256 at most."""
+        rows = self.group * self.heads
+        return rows // 2 if rows > 256 else rows
+
+    @property
+    def threads(self) -> int:
+        """Of a block: those that multiply, and a warpgroup of which one warp copies."""
+        return 128 * (self.warpgroups + 1)
 
 
 class Scoring(ctypes.Structure):
@@ -78,10 +93,11 @@ def mqa_logits(given: MqaOperands, logits: Tensor) -> None:
 def plan_of(given: MqaOperands) -> Plan:
     """Few tokens of many sequences share their keys' way through memory, many tokens of one the keys themselves."""
     heads, tokens = given.queries.shape[1], tokens_of_a_sequence(given)
-    most, page = _MOST_COLUMNS // heads, 0 if given.keys.table is None else given.keys.values.shape[1]
-    if tokens <= most:
-        return Plan(heads, 1 << (tokens - 1).bit_length(), True, 16, page)
-    return Plan(heads, most, False, 12, page)
+    page = 0 if given.keys.table is None else given.keys.values.shape[1]
+    most = _MOST_COLUMNS[heads]
+    if tokens * heads <= 128:
+        return Plan(heads, 1 << (tokens - 1).bit_length(), True, 16, 2, page, warpgroups=3, buffers=1)
+    return Plan(heads, most // heads, False, 8, 2, page, buffers=1)
 
 
 def scoring_of(given: MqaOperands, plan: Plan, columns: int) -> Scoring:
@@ -96,7 +112,7 @@ def scoring_of(given: MqaOperands, plan: Plan, columns: int) -> Scoring:
     )  # fmt: skip
     queries = given.queries.view(torch.bfloat16).view(1, -1, WIDTH // 2)
     keys = values.view(torch.bfloat16)
-    for field, tensor, rows in (("queries", queries, plan.group * plan.heads), ("keys", keys, _box(plan))):
+    for field, tensor, rows in (("queries", queries, plan.query_box), ("keys", keys, _box(plan))):
         described = tensor_map(tensor, (1, rows, WIDTH // 2))
         ctypes.memmove(ctypes.addressof(getattr(found, field)), described, len(described))
     return found
@@ -105,7 +121,8 @@ def scoring_of(given: MqaOperands, plan: Plan, columns: int) -> Scoring:
 def defines_for(plan: Plan) -> dict[str, int]:
     """Macros the source is compiled with."""
     return {"HEADS": plan.heads, "TOKENS": plan.tokens, "SPLIT": int(plan.split), "STAGES": plan.stages,
-            "PAGE": plan.page, "BOX": _box(plan)}  # fmt: skip
+            "QUERY_STAGES": plan.query_stages, "PAGE": plan.page, "BOX": _box(plan), "WARPGROUPS": plan.warpgroups,
+            "BUFFERS": plan.buffers, "ORDERED": int(plan.ordered)}  # fmt: skip
 
 
 def _box(plan: Plan) -> int:
@@ -120,8 +137,9 @@ def compile_for(plan: Plan, architecture: str = "sm_90a") -> tuple[bytes, str]:
 def scoring_bytes(plan: Plan) -> int:
     """Shared memory for queries, keys, scales, weights, bounds and barriers."""
     queries, keys = plan.group * plan.heads * WIDTH, TILE * (WIDTH + 4)
-    bounds = plan.group * plan.heads * 4 + -(-(16 + plan.group * 8) // 16) * 16
-    return 2 * (queries + bounds) + plan.stages * keys + 16 * plan.stages + 32
+    bounds = plan.group * plan.heads * 4 + -(-(32 + plan.group * 8) // 16) * 16
+    barriers = 16 * (plan.stages + plan.query_stages)
+    return plan.query_stages * (queries + bounds) + plan.stages * keys + barriers + 128
 
 
 @functools.cache
@@ -132,4 +150,4 @@ def multiprocessors(device: int) -> int:
 @functools.cache
 def _kernel(plan: Plan, device: int) -> Kernel:
     with torch.cuda.device(device):
-        return load(compile_for(plan)[0], "mqa_logits", THREADS, scoring_bytes(plan) + 64)
+        return load(compile_for(plan)[0], "mqa_logits", plan.threads, scoring_bytes(plan))

@@ -4,7 +4,7 @@
 // A row is read once. Its scores become integers in the same order, and with the place behind them no two are equal;
 // the k-th of these is found by counting digits from the top (13 bits, then 10 at a time), each count among those that
 // share the digits found so far. Where CACHED, the upper halves of the integers stay in shared memory, and only those
-// few whose upper half is the k-th's are read again.
+// few whose upper half is the k-th's are read again. BLOCKS: how many of them a multiprocessor is to have at a time.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -171,7 +171,7 @@ __device__ __forceinline__ void take4(Shared &s, const Row &row, int place, floa
 }
 
 __device__ __forceinline__ void read_row(Shared &s, const Row &row) {
-    constexpr int AHEAD = 4;
+    constexpr int AHEAD = BLOCKS == 1 ? 4 : 2;
     int turns = 1 << (row.log - 2);
     for (int turn = 0; turn < turns; turn += AHEAD) {
         float4 four[AHEAD];
@@ -323,7 +323,7 @@ __device__ __forceinline__ void write(Shared &s, const Row &row, u64 least, int 
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(1024, 1)
+extern "C" __global__ void __launch_bounds__(1024, BLOCKS)
 #if CLUSTER > 1
     __cluster_dims__(CLUSTER, 1, 1)
 #endif

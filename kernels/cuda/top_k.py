@@ -22,6 +22,7 @@ SOURCE = Path(__file__).with_suffix(".cu")
 THREADS = 1024
 _FIXED_BYTES, _UNIT_BYTES = 37_056, 16  # of `Shared` in the source, and of eight scores' upper halves
 _MOST_CACHED = 64  # scores a thread
+_MOST_SHARED = 16  # where two blocks have room in a multiprocessor
 _CLUSTERS = (1, 2, 4, 8)
 
 
@@ -31,6 +32,7 @@ class Plan:
 
     cluster: int
     each: int
+    blocks: int = 1  # of a multiprocessor at a time
 
 
 class Parameters(ctypes.Structure):
@@ -71,12 +73,13 @@ def plan_of(rows: int, columns: int, multiprocessors: int) -> Plan:
         busy = each == 8 or rows * cluster * 2 > multiprocessors
         if busy and each <= _MOST_CACHED:
             break
-    return Plan(cluster, each)
+    return Plan(cluster, each, 2 if each <= _MOST_SHARED and rows * cluster > multiprocessors else 1)
 
 
 def defines_for(plan: Plan) -> dict[str, int]:
-    """Macros: blocks that share a row, and whether the upper halves of its scores fit into their shared memory."""
-    return {"CLUSTER": plan.cluster, "CACHED": int(plan.each <= _MOST_CACHED)}
+    """Macros: blocks that share a row, whether the upper halves of its scores fit into their shared memory, and blocks
+    of a multiprocessor."""
+    return {"CLUSTER": plan.cluster, "CACHED": int(plan.each <= _MOST_CACHED), "BLOCKS": plan.blocks}
 
 
 def compile_for(plan: Plan, architecture: str = "sm_90a") -> tuple[bytes, str]:

@@ -136,10 +136,14 @@ static unsigned __reduce_min_sync(unsigned, unsigned value) {
     return (unsigned)*std::min_element(all, all + 32);
 }
 static unsigned atomicAdd(unsigned *to, unsigned value) { unsigned before = *to; *to += value; return before; }
+static unsigned atomicOr(unsigned *to, unsigned value) { unsigned before = *to; *to |= value; return before; }
+static unsigned atomicMin(unsigned *to, unsigned value) { unsigned before = *to; *to = min(*to, value); return before; }
+static unsigned atomicMax(unsigned *to, unsigned value) { unsigned before = *to; *to = max(*to, value); return before; }
 static unsigned __float_as_uint(float x) { return (unsigned)emulated::bits(x); }
 static float __uint_as_float(unsigned x) { return emulated::from<float>(x); }
 static float __int_as_float(int x) { return emulated::from<float>((unsigned)x); }
 static int __popc(unsigned x) { return __builtin_popcount(x); }
+static int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 static int __ffs(unsigned x) { return __builtin_ffs((int)x); }
 static int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 static int __ffsll(unsigned long long x) { return __builtin_ffsll((long long)x); }

@@ -15,6 +15,8 @@ from kernels.testing.mqa_logits import assert_logits, make_hostile, make_paged, 
 
 CPU = torch.device("cpu")
 LENGTHS = torch.tensor([130, 0, 1, 64, 65, 300])
+MANY = Plan(64, 4, False, 8, 2, 0, warpgroups=2, buffers=1)
+FEW = Plan(64, 1, True, 16, 2, 64, warpgroups=3, buffers=1)
 
 
 def run_reference(given: MqaOperands, logits: torch.Tensor) -> None:
@@ -92,19 +94,27 @@ def test_operands_no_kernel_takes_are_refused() -> None:
 
 
 def test_plans_share_keys_among_many_tokens_and_take_turns_for_few() -> None:
-    assert plan_of(make_ragged(5, 64, 64, CPU, 6)) == Plan(64, 2, False, 12, 0)
-    assert plan_of(make_ragged(1, 64, 32, CPU, 6)) == Plan(32, 1, True, 16, 0)
-    assert plan_of(make_paged(LENGTHS, 2, 64, 61, CPU, 6)[0]) == Plan(64, 2, True, 16, 61)
-    assert plan_of(make_paged(LENGTHS, 3, 32, 64, CPU, 6)[0]) == Plan(32, 4, True, 16, 64)
+    assert plan_of(make_ragged(5, 64, 64, CPU, 6)) == MANY
+    assert plan_of(make_paged(LENGTHS, 1, 64, 64, CPU, 6)[0]) == FEW
+    assert plan_of(make_paged(LENGTHS, 2, 64, 61, CPU, 6)[0]) == replace(FEW, tokens=2, page=61)
+    assert plan_of(make_paged(LENGTHS, 3, 32, 64, CPU, 6)[0]) == replace(FEW, heads=32, tokens=4)
+    for heads, tokens in ((16, 9), (32, 5), (64, 3)):
+        plan = plan_of(make_ragged(tokens, 64, heads, CPU, 6))
+        assert not plan.split and scoring_bytes(plan) <= 232_448 - 1024 and plan.query_box <= 256
 
 
 @pytest.mark.parametrize(
     "plan",
-    [Plan(64, 2, False, 12, 0), Plan(64, 2, True, 16, 64), Plan(32, 4, False, 12, 576), Plan(16, 1, True, 16, 61)],
+    [
+        MANY,
+        replace(MANY, heads=32, tokens=8, page=576),
+        replace(MANY, heads=16, tokens=8, page=1),
+        replace(FEW, tokens=2),
+        replace(FEW, heads=32, tokens=4, page=61),
+    ],
 )
 @pytest.mark.skipif(not has_nvrtc(), reason="NVRTC comes with the extras 'dev' and 'gpu'")
 def test_kernel_compiles_ahead_without_spills(plan: Plan) -> None:
     cubin, report = compile_for(plan)
     assert cubin
     assert "0 bytes spill stores" in report
-    assert scoring_bytes(plan) + 64 <= 232_448 - 1024

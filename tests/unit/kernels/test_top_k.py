@@ -45,6 +45,7 @@ def test_definition_is_torch_topk_where_no_scores_are_equal() -> None:
     [
         (5, Plan(1, 8)),
         (8190, Plan(1, 8)),
+        (9000, Plan(1, 16, 2)),
         (20_000, Plan(1, 32)),
         (66_000, Plan(1, 128)),
         (5, Plan(2, 8)),
@@ -91,6 +92,8 @@ def test_operands_no_kernel_takes_are_refused() -> None:
         (1, 131_072, Plan(8, 16)),
         (64, 131_072, Plan(2, 64)),
         (1, 300, Plan(1, 8)),
+        (4096, 8192, Plan(1, 8, 2)),
+        (100, 16_384, Plan(1, 16)),
         (4096, 1 << 20, Plan(8, 128)),
     ],
 )
@@ -100,7 +103,7 @@ def test_blocks_share_a_row_while_multiprocessors_are_idle_or_memory_is_short(
     assert plan_of(rows, columns, 132) == plan
 
 
-@pytest.mark.parametrize("plan", [Plan(1, 8), Plan(1, 128), Plan(2, 64), Plan(8, 16), Plan(8, 128)])
+@pytest.mark.parametrize("plan", [Plan(1, 8), Plan(1, 16, 2), Plan(1, 128), Plan(2, 64), Plan(8, 128)])
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_100"])
 @pytest.mark.skipif(not has_nvrtc(), reason="NVRTC comes with the extras 'dev' and 'gpu'")
 def test_kernel_compiles_ahead_without_spills(plan: Plan, architecture: str) -> None:
