@@ -67,7 +67,10 @@ class Sender:
             await _to_its_end(outgoing.end())
 
     async def give_up(self, landing: Landing) -> None:
-        """Tells the receiver that nothing will be written into a landing for which no transfer was begun."""
+        """Tells the receiver that nothing will be written into a landing for which no transfer was begun. One that is
+        open, by another request with the same ticket, says itself how it ends."""
+        if landing.id in self._open:
+            return
         async with self.transfer(landing):
             pass
 
@@ -147,13 +150,14 @@ class Outgoing:
 
     async def send(self, pieces: Pieces | Sequence[Piece], *, last: bool = False) -> None:
         """Sends the pieces; returns when nobody needs them here any more. With `last` nothing may follow, and it
-        returns when the receiver has confirmed that everything is verified in its place.
+        returns when the receiver has said that everything is verified in its place, or that it is not: whoever waits
+        for the bytes there is told the reason by the receiver itself.
 
         Raises:
             InvalidArgument: a piece is larger than the landing; nothing of it was written.
             DeadlineExceeded: no credit, no turn, no word or no end of a push in time.
             Unavailable: the peer is gone.
-            ServiceError: what the receiver refused the transfer for, such as DataLoss.
+            ServiceError: what the receiver refused the transfer for, such as DataLoss, before the last piece was sent.
         """
         packed = pieces if isinstance(pieces, Pieces) else Pieces.pack(pieces)
         lends = any(self._lends(region) for region in packed.regions)
@@ -161,7 +165,9 @@ class Outgoing:
             await self._send_chunk(packed.cut(first, end), last and end == len(packed))
         if last or any(chunk.lent for chunk in self._unconfirmed):
             await self._in_time(self._all_taken(), "no word that everything was taken")
-        self._finished = last
+        if self._refused is not None and not last:
+            raise self._refused
+        self._finished = last and self._refused is None
 
     def told(self, notice: Notice, message: FromReceiver) -> None:
         """What the receiver says; others than the receiver are not listened to."""
@@ -292,11 +298,8 @@ class Outgoing:
         raise self._refused
 
     async def _all_taken(self) -> None:
-        while self._refused is None:
-            if not self._unconfirmed:
-                return
+        while self._unconfirmed and self._refused is None:
             await self._hear()
-        raise self._refused
 
     async def _hear(self) -> None:
         """The receiver's next word. One that says nothing new, or none for a while, means that notices were lost."""

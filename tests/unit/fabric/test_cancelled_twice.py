@@ -104,3 +104,14 @@ async def test_a_write_that_failed_in_an_unknown_way_may_still_arrive() -> None:
     with pytest.raises(KeyError):
         await transfer(link)
     assert isinstance(messages.unpack(link.said[-1]), Trailing)
+
+
+async def test_giving_up_a_landing_that_another_transfer_writes_to_says_nothing() -> None:
+    """A ticket that was attached twice: the second request's failure must not end the first one's handoff."""
+    link = SlowLink()
+    sender = Sender(link, SendLimits())  # type: ignore[arg-type]  # the part of a link that it uses
+    landing = Landing("t", LinkAddress("x://", "d", 1), Token(0, 0, 4096).pack(), 0, 4096)
+    async with sender.transfer(landing):
+        await sender.give_up(landing)
+        assert link.said == []
+    assert isinstance(messages.unpack(link.said[-1]), GaveUp)
