@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 
-from bench import kernels_decode, kernels_dense_decode, kernels_prefill, kernels_select
+from bench import kernels_decode, kernels_dense_decode, kernels_indexer, kernels_prefill, kernels_select
 from bench.kernels_timing import Ceilings, measure_ceilings, median_us
 from bench.table import Row, report
 from kernels.cuda.driver import compile_ahead
 
-GROUPS = ("decode", "dense", "prefill", "select")
+GROUPS = ("decode", "dense", "prefill", "select", "indexer")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,6 +50,7 @@ def compile_sources(groups: tuple[str, ...]) -> dict[str, str]:
     sources += kernels_dense_decode.sources() if "dense" in groups else []
     sources += kernels_prefill.sources() if "prefill" in groups else []
     sources += kernels_select.sources() if "select" in groups else []
+    sources += kernels_indexer.sources() if "indexer" in groups else []
     return compile_ahead(sources, os.cpu_count() or 1)
 
 
@@ -60,6 +61,8 @@ def measured(groups: tuple[str, ...], seed: int) -> Iterator[Row]:
     yield Row("empty pair of events", median_us(lambda: None), "us")
     if "select" in groups:
         yield from kernels_select.select_rows(ceilings, seed)
+    if "indexer" in groups:
+        yield from kernels_indexer.indexer_rows(ceilings, seed)
     if "decode" in groups:
         yield from kernels_decode.decode_rows(ceilings, seed)
     if "dense" in groups:

@@ -41,6 +41,13 @@ class Shape:
         lengths = torch.full((self.sequences,), self.keys)
         return make_paged(lengths, self.tokens, self.heads, 64, cuda, seed, POOL)
 
+    def make_small(self) -> MqaOperands:
+        """As many tokens of a sequence, of few keys and without a GPU."""
+        cpu = torch.device("cpu")
+        if not self.sequences:
+            return make_ragged(min(self.tokens, 64), 64, self.heads, cpu, 0)
+        return make_paged(torch.tensor([64]), self.tokens, self.heads, 64, cpu, 0)[0]
+
 
 SHAPES = (
     Shape("ragged 2,048 x 8,192, 64 heads", 0, 2048, 8192, 64, 233.7),
@@ -74,9 +81,11 @@ def hostile() -> Iterator[tuple[str, MqaOperands, int]]:
 
 def sources() -> list[tuple[Path, str, dict[str, int]]]:
     """What is to be compiled."""
-    plans = [scoring.Plan(64, 2, False, 12, 2, 0), scoring.Plan(32, 4, False, 12, 2, 0)]
-    plans += [scoring.Plan(64, tokens, True, 16, 2, 64) for tokens in (1, 2)]
-    return [(scoring.SOURCE, "sm_90a", scoring.defines_for(plan)) for plan in plans]
+    made = [shape.make_small() for shape in SHAPES]
+    plans = {scoring.plan_of(given) for given in made}
+    found = [(scoring.SOURCE, "sm_90a", scoring.defines_for(plan)) for plan in plans]
+    chosen = {choosing.plan_of(shape.make_small()) for shape in CHOICES}
+    return found + [(choosing.SOURCE, "sm_90a", choosing.defines_for(plan)) for plan in chosen]
 
 
 def indexer_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:
