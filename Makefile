@@ -3,6 +3,10 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
+# Test processes side by side, each with whole files: most tests wait for processes and clocks rather than for a core.
+# WORKERS=0 runs all in one process, as a debugger wants it and as figures of promises are measured.
+WORKERS ?= 2
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile
 ARGS ?=
 .DEFAULT_GOAL := help
 .PHONY: help setup serve chat test test-full test-chaos lint protos shape bench peers hooks
@@ -21,10 +25,10 @@ chat:  ## talk to the running stack
 	@exec $(BIN)/deepinfer chat $(ARGS)
 
 test: setup  ## the tests of every change (minutes)
-	$(PYTEST) -m "not slow and not gpu" $(ARGS)
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu" $(ARGS)
 
 test-full: setup  ## all tests but those that need a GPU
-	$(PYTEST) -m "not gpu" $(ARGS)
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not gpu" $(ARGS)
 
 test-chaos: setup  ## kill, freeze and corrupt; prints what was measured of each promise, writes docs/promises.md
 	$(PYTEST) -m "chaos and not gpu" --promises docs/promises.md $(ARGS)
