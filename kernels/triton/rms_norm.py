@@ -84,7 +84,8 @@ def _launch(
     _norm[(min(rows, taken.programs or rows),)](
         x, sums, weight, out, x if scales is None else scales, rows, eps, x.stride(0), beside, out.stride(0), *strides,
         WIDTH=width, ADDED=residual is not None, CAST=scales is not None, AHEAD=taken.ahead,
-        TURNS=bool(taken.programs), GROUPS=triton.next_power_of_2(width // spec.group), **constants(spec), num_warps=taken.warps,
+        TURNS=bool(taken.programs), GROUPS=triton.next_power_of_2(width // spec.group), **constants(spec),
+        num_warps=taken.warps,
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from kernels.triton import (
     mhc_project,
     rms_norm,
     rope,
+    sampling,
     swiglu,
 )
 from kernels.triton.scaling import constants
@@ -76,7 +77,9 @@ def compile_variant(variant: Variant, capability: int) -> Resources:
     names = variant.kernel.arg_names
     types = {name: variant.types.get(name, _TYPES.get(name, "i32")) for name in names}
     signature = {name: "constexpr" if name in variant.constants else types[name] for name in names}
-    even = [name.endswith("stride") or name == "width" or signature[name].startswith("*") for name in names]
+    even = [
+        name.endswith("stride") or name in ("width", "columns") or signature[name].startswith("*") for name in names
+    ]
     aligned = {(place,): [["tt.divisibility", 16]] for place in range(len(names)) if even[place]}
     source = ASTSource(variant.kernel, signature, variant.constants, aligned)
     options = {"num_warps": variant.warps, "num_stages": variant.stages}
@@ -100,6 +103,10 @@ def variants() -> Iterator[Variant]:
     yield from _engram()
     yield from _records()
     yield from _dispatch()
+    types = {"logits": "*fp32", "tokens": "*i32"}
+    types |= dict.fromkeys(("temperature", "top_p", "min_p"), "*fp32") | {"top_k": "*i32"}
+    types |= {"seeds": "*i64", "draws": "*i64"}
+    yield Variant("sampling", sampling._sample, {"BLOCK": 4096}, types, 16)
 
 
 def _casts() -> Iterator[Variant]:
