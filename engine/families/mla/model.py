@@ -50,7 +50,7 @@ class Mla:
         self.layout = mla_layout(config, str(dtype).removeprefix("torch."), block_tokens, options.mark)
         self.vocab_size, self.max_context_tokens = config.vocab_size, config.max_context_tokens
         self.eos_token_ids = config.eos_token_ids
-        self.captures = ops.captures and config.index is None
+        self.captures = ops.captures and not options.fp8_index_scores
         self._ops, self._expandable = ops, expandable
         self._rotary = GrowingRope(config.rotary.rope, config.rope, config.rotary.amplitude, ops.device)
         self._attention = Attention(ops, index_rounding(config, options, ops))

@@ -8,8 +8,8 @@ from kernels import reference
 from kernels.triton.engine.attend import attend
 from kernels.triton.engine.compress import compress
 from kernels.triton.engine.experts import experts
-from kernels.triton.engine.index import index_topk
-from kernels.triton.engine.latent import attend_latent, store_latent
+from kernels.triton.engine.index import index_topk, store_index_key
+from kernels.triton.engine.latent import attend_latent, read_rows, store_latent
 from kernels.triton.engine.linear import linear
 from kernels.triton.engine.mla_layer import mla_layer
 from kernels.triton.engine.routing import route_groups
@@ -32,6 +32,8 @@ OPS = replace(
     experts=experts,
     store_latent=store_latent,
     attend_latent=attend_latent,
+    store_index_key=store_index_key,
+    read_rows=read_rows,
     route_groups=route_groups,
     mla_layer=mla_layer,
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.operands import ExpertBank
 from kernels.reference.norm import norm as norm_rows
+from kernels.triton.engine.chained import LAUNCH, chain, follow
 from kernels.triton.engine.linear import FEW_ROWS, rounded
 
 _LINES = 8  # outputs of one program of the few-row products
@@ -44,13 +45,14 @@ def _few(
     _few_entering[(triton.cdiv(inner, _LINES), slots, rows)](
         x, bank.gate.matrix, bank.up.matrix, x if norm is None else norm, chosen, middle, eps,
         bank.limit if limited else 0.0, hidden, inner, SLOTS=slots, LAST=bank.experts, LINES=_LINES, TILE=tile,
-        TURNS=triton.cdiv(hidden, tile), NORM=norm is not None, LIMITED=limited, ROUNDS=bank.gate.rounds, num_warps=8,
+        TURNS=triton.cdiv(hidden, tile), NORM=norm is not None, LIMITED=limited, ROUNDS=bank.gate.rounds,
+        num_warps=8, **LAUNCH,
     )  # fmt: skip
     tile = min(triton.next_power_of_2(inner), 512)
     _few_leaving[(triton.cdiv(hidden, _LINES), rows)](
         middle, bank.down.matrix, chosen, weights, x if residual is None else residual, out, hidden, inner,
         SLOTS=slots, LAST=bank.experts, LINES=_LINES, TILE=tile, TURNS=triton.cdiv(inner, tile),
-        ADD=residual is not None, ROUNDS=bank.down.rounds, num_warps=8,
+        ADD=residual is not None, ROUNDS=bank.down.rounds, num_warps=8, **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -177,6 +179,8 @@ def _few_entering(
     ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """silu(gate x) * up x for LINES channels of the expert in one slot of one row; the last slot is the last expert."""
+    follow()
+    chain()
     slot, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     line, at = tl.program_id(0) * LINES + tl.arange(0, LINES), tl.arange(0, TILE)
     expert = tl.load(chosen + row * (SLOTS - 1) + slot, mask=slot < SLOTS - 1, other=LAST).to(tl.int64)
@@ -218,6 +222,8 @@ def _few_leaving(
     LINES: tl.constexpr, TILE: tl.constexpr, TURNS: tl.constexpr, ADD: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """LINES outputs of one row: the weighted sum over its slots."""
+    follow()
+    chain()
     row = tl.program_id(1).to(tl.int64)
     line, at = tl.program_id(0) * LINES + tl.arange(0, LINES), tl.arange(0, TILE)
     total = tl.zeros((LINES, TILE), tl.float32)

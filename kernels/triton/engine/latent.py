@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.operands import MlaSpec, Pages, Ragged, RopeTable, Selection
 from kernels.reference.linear import Dense
 from kernels.staging import staged
+from kernels.triton.engine.chained import LAUNCH, chain, follow
 from kernels.triton.engine.linear import rounded
 
 _PROGRAMS = 264  # two for each multiprocessor of an H200
@@ -26,7 +27,7 @@ def store_latent(projected: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages,
         projected, projected.stride(0), spec.norm, on.positions, on.sequences, on.tables, on.tables.stride(0),
         pages.storage, pages.storage.stride(0), pages.offset, rope.cos, rope.sin, spec.norm_eps, COLUMN=spec.column,
         ENTRIES=pages.entries, RANK=spec.rank, PAIRS=spec.rope // 2, WIDE=triton.next_power_of_2(spec.rank),
-        PAIRED=triton.next_power_of_2(spec.rope // 2), num_warps=4,
+        PAIRED=triton.next_power_of_2(spec.rope // 2), num_warps=4, **LAUNCH,
     )  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def absorb(queries: Tensor, spec: MlaSpec, ragged: Ragged, rope: RopeTable) -> T
         queries, queries.stride(0), spec.absorb.matrix, staged(ragged, queries.device).positions, rope.cos, rope.sin,
         out, HEADS=spec.heads, NOPE=spec.nope, RANK=spec.rank, PAIRS=spec.rope // 2, TILE=tile,
         STILL=triton.next_power_of_2(spec.nope), PAIRED=triton.next_power_of_2(spec.rope // 2),
-        ROUNDS=spec.absorb.rounds, num_warps=4,
+        ROUNDS=spec.absorb.rounds, num_warps=4, **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -52,7 +53,7 @@ def rotated(absorbed: Tensor, turning: Tensor, spec: MlaSpec, ragged: Ragged, ro
     _rotate[(rows, spec.heads)](
         turning, turning.stride(0), staged(ragged, turning.device).positions, rope.cos, rope.sin, out,
         HEADS=spec.heads, RANK=spec.rank, PAIRS=spec.rope // 2, PAIRED=triton.next_power_of_2(spec.rope // 2),
-        num_warps=1,
+        num_warps=1, **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -82,7 +83,7 @@ def attend(
         weights, spec.scale * 1.4426950408889634, HEADS=spec.heads, RANK=spec.rank, TURNED=spec.rope,
         ENTRIES=pages.entries, BLOCK=block, KEYS=64 if narrow else 32, WIDE=triton.next_power_of_2(spec.rank),
         ROPED=max(16, triton.next_power_of_2(spec.rope)), SELECTED=selection is not None, NARROW=narrow,
-        num_warps=8 if narrow else 4, num_stages=2,
+        num_warps=8 if narrow else 4, num_stages=2, **LAUNCH,
     )  # fmt: skip
     return mixed, weights
 
@@ -93,7 +94,7 @@ def mix(mixed: Tensor, weights: Tensor) -> Tensor:
     out = mixed.new_empty(rows, heads * rank)
     _mix[(rows, heads)](
         mixed, weights, out, HEADS=heads, PARTS=parts, RANK=rank, LANES=triton.next_power_of_2(parts),
-        WIDE=triton.next_power_of_2(rank), num_warps=4,
+        WIDE=triton.next_power_of_2(rank), num_warps=4, **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -105,6 +106,7 @@ def leave(mixed: Tensor, weights: Tensor, output: Dense) -> Tensor:
     _leave[(triton.cdiv(value, tile), heads, rows)](
         mixed, weights, output.matrix, out, HEADS=heads, PARTS=parts, RANK=rank, VALUE=value, TILE=tile,
         LANES=triton.next_power_of_2(parts), WIDE=triton.next_power_of_2(rank), ROUNDS=output.rounds, num_warps=4,
+        **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -117,6 +119,13 @@ def attend_latent(
     return mix(*attend(rotated(absorbed, turning, spec, ragged, rope), spec, ragged, pages, selection))
 
 
+def read_rows(s: int, ragged: Ragged, pages: Pages, count: int) -> Tensor:
+    """As reference.mla.read_rows."""
+    blocks = staged(ragged, pages.storage.device).tables[s, : triton.cdiv(count, pages.entries)]
+    held = pages.storage[:, pages.offset : pages.offset + pages.entries * pages.width]
+    return held.unflatten(1, (pages.entries, pages.width))[blocks].flatten(0, 1)[:count].to(torch.float32)
+
+
 @triton.jit
 def _store_latent(
     projected, stride, norm, positions, sequences, tables, table_stride, storage, page_stride, offset, cosine, sine,
@@ -124,6 +133,8 @@ def _store_latent(
     PAIRED: tl.constexpr,
 ):  # fmt: skip
     """One row's latent, normed, and its key, rotated, to their place."""
+    follow()
+    chain()
     row = tl.program_id(0).to(tl.int64)
     at = tl.load(positions + row)
     if at >= 0:
@@ -161,6 +172,8 @@ def _rotate(
     turning, stride, positions, cosine, sine, out, HEADS: tl.constexpr, RANK: tl.constexpr, PAIRS: tl.constexpr,
     PAIRED: tl.constexpr,
 ):  # fmt: skip
+    follow()
+    chain()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.maximum(tl.load(positions + row), 0).to(tl.int64)
     target = out + (row * HEADS + head) * (RANK + 2 * PAIRS) + RANK
@@ -176,7 +189,9 @@ def _absorb(
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     channel, still = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.arange(0, STILL)
     place = (head * RANK + channel)[:, None] * NOPE + still[None, :]
+    follow()
     weight = tl.load(matrix + place, mask=(channel < RANK)[:, None] & (still < NOPE)[None, :], other=0.0)
+    chain()
     query = tl.load(queries + row * stride + head * NOPE + still, mask=still < NOPE, other=0.0)
     target = out + (row * HEADS + head) * (RANK + 2 * PAIRS)
     result = tl.sum(weight.to(tl.float32) * rounded(query, ROUNDS)[None, :], 1)
@@ -195,6 +210,8 @@ def _attend(
     NARROW: tl.constexpr,
 ):  # fmt: skip
     """BLOCK heads of one row over one part of its keys."""
+    follow()
+    chain()
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     head = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     channel, turned, lane = tl.arange(0, WIDE), tl.arange(0, ROPED), tl.arange(0, KEYS)
@@ -265,6 +282,8 @@ def _mix(
     mixed, weights, out, HEADS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, LANES: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
+    follow()
+    chain()
     place = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
     channel = tl.arange(0, WIDE)
     result = _joined(mixed, weights, place * PARTS, PARTS, RANK, LANES, WIDE)
@@ -280,7 +299,9 @@ def _leave(
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     value, channel = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.arange(0, WIDE)
     inside = (value < VALUE)[:, None] & (channel < RANK)[None, :]
+    follow()
     weight = tl.load(matrix + (head * VALUE + value)[:, None] * RANK + channel[None, :], mask=inside, other=0.0)
+    chain()
     place = row * HEADS + head
     whole = rounded(_joined(mixed, weights, place * PARTS, PARTS, RANK, LANES, WIDE), ROUNDS)
     result = tl.sum(weight.to(tl.float32) * whole[None, :], 1)

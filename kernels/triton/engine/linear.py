@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.reference.linear import Dense
 from kernels.reference.linear import linear as linear_by_library
+from kernels.triton.engine.chained import LAUNCH, chain, follow
 
 FEW_ROWS = 4  # up to as many the product is bound by reading the weights, and tensor cores have nothing to do
 _TILE = 8192  # weights that one program holds at a time
@@ -41,7 +42,7 @@ def few_rows(
     _few_rows[(triton.cdiv(columns, lines), groups, x.shape[0])](
         x, weight.matrix, x if norm is None else norm, x if residual is None else residual, out, x.stride(0), columns,
         inner, eps, LINES=lines, TILE=tile, TURNS=triton.cdiv(inner, tile), NORM=norm is not None or unit,
-        WEIGHTED=norm is not None, ADD=residual is not None, ROUNDS=weight.rounds, num_warps=4,
+        WEIGHTED=norm is not None, ADD=residual is not None, ROUNDS=weight.rounds, num_warps=4, **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -65,6 +66,9 @@ def _few_rows(
     at = tl.arange(0, TILE)
     source = x + row * stride + group * inner
     weights = matrix + group * columns * inner + line[:, None].to(tl.int64) * inner
+    follow()
+    ahead = tl.load(weights + at[None, :], mask=(line < columns)[:, None] & (at < inner)[None, :], other=0.0)
+    chain()
     scale = 1.0
     if NORM:
         squares = tl.zeros((TILE,), tl.float32)
@@ -76,7 +80,9 @@ def _few_rows(
     for turn in tl.static_range(TURNS):
         place = turn * TILE + at
         inside = place < inner
-        weight = tl.load(weights + place[None, :], mask=(line < columns)[:, None] & inside[None, :], other=0.0)
+        weight = ahead
+        if turn > 0:
+            weight = tl.load(weights + place[None, :], mask=(line < columns)[:, None] & inside[None, :], other=0.0)
         value = tl.load(source + place, mask=inside, other=0.0) * scale
         if WEIGHTED:
             value *= tl.load(norm + place, mask=inside, other=0.0)

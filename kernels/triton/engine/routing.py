@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.operands import GroupRouterSpec
+from kernels.triton.engine.chained import LAUNCH, chain, follow
 from kernels.triton.engine.linear import linear
 
 
@@ -26,7 +27,7 @@ def choose_in_groups(logits: Tensor, spec: GroupRouterSpec) -> tuple[Tensor, Ten
         TOPK=spec.topk, ALWAYS=spec.always, GROUPS=spec.groups, KEPT=spec.kept_groups, BEST=spec.group_best,
         SIZE=size, GROUPED=triton.next_power_of_2(spec.groups), SIZED=triton.next_power_of_2(size),
         SLOTS=triton.next_power_of_2(spec.topk + spec.always), BIASED=spec.bias is not None, SIGMOID=spec.sigmoid,
-        NORMALIZE=spec.normalize, num_warps=1,
+        NORMALIZE=spec.normalize, num_warps=1, **LAUNCH,
     )  # fmt: skip
     return chosen, weights
 
@@ -37,6 +38,8 @@ def _choose_in_groups(
     GROUPS: tl.constexpr, KEPT: tl.constexpr, BEST: tl.constexpr, SIZE: tl.constexpr, GROUPED: tl.constexpr,
     SIZED: tl.constexpr, SLOTS: tl.constexpr, BIASED: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
+    follow()
+    chain()
     row = tl.program_id(0).to(tl.int64)
     group, member, lane = tl.arange(0, GROUPED), tl.arange(0, SIZED), tl.arange(0, SLOTS)
     expert = group[:, None] * SIZE + member[None, :]
