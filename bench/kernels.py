@@ -18,12 +18,21 @@ from pathlib import Path
 
 import torch
 
-from bench import kernels_decode, kernels_dense_decode, kernels_indexer, kernels_prefill, kernels_select
+from bench import (
+    kernels_decode,
+    kernels_dense_decode,
+    kernels_ep,
+    kernels_indexer,
+    kernels_prefill,
+    kernels_select,
+    kernels_tile,
+    kernels_tile_mix,
+)
 from bench.kernels_timing import Ceilings, measure_ceilings, median_us
 from bench.table import Row, report
 from kernels.cuda.driver import compile_ahead
 
-GROUPS = ("decode", "dense", "prefill", "select", "indexer")
+GROUPS = ("decode", "dense", "prefill", "select", "indexer", "tile", "ep")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -69,6 +78,11 @@ def measured(groups: tuple[str, ...], seed: int) -> Iterator[Row]:
         yield from kernels_dense_decode.dense_rows(ceilings, seed)
     if "prefill" in groups:
         yield from kernels_prefill.prefill_rows(ceilings, seed)
+    if "tile" in groups:
+        yield from kernels_tile.tile_rows(ceilings, seed)
+        yield from kernels_tile_mix.mix_rows(ceilings, seed)
+    if "ep" in groups:
+        yield from kernels_ep.ep_rows(ceilings, seed)
 
 
 if __name__ == "__main__":
