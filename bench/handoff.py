@@ -46,6 +46,7 @@ from kernels.host.sealed_copy import copy_sealed
 from protos.deepinfer.v1 import common_pb2 as pb
 
 TIMEOUT_S = 30.0
+_SWITCH_S = 0.0005  # between threads of the interpreter, as workers set it
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ CASES = {case.name: case for case in (LARGE, SMALL, PROMPT)}
 
 def child(pipe: Connection, transport: str, chunk_bytes: int) -> None:
     """The sending process."""
+    sys.setswitchinterval(_SWITCH_S)
     ucx_lanes.prepare()
     uvloop.run(_send(pipe, transport, chunk_bytes))
 
@@ -297,6 +299,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--chunk-bytes", type=int, default=4 << 20, help="bytes of one push of a pipelined transfer")
     parser.add_argument("--window-bytes", type=int, default=16 << 20, help="landing memory of one transfer")
     options = parser.parse_args(arguments)
+    sys.setswitchinterval(_SWITCH_S)
     ucx_lanes.prepare()
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
