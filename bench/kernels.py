@@ -22,6 +22,7 @@ from bench import (
     kernels_decode,
     kernels_dense_decode,
     kernels_ep,
+    kernels_gemm,
     kernels_indexer,
     kernels_prefill,
     kernels_select,
@@ -32,7 +33,7 @@ from bench.kernels_timing import Ceilings, measure_ceilings, median_us
 from bench.table import Row, report
 from kernels.cuda.driver import compile_ahead
 
-GROUPS = ("decode", "dense", "prefill", "select", "indexer", "tile", "ep")
+GROUPS = ("decode", "dense", "prefill", "select", "indexer", "tile", "ep", "gemm")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,6 +61,7 @@ def compile_sources(groups: tuple[str, ...]) -> dict[str, str]:
     sources += kernels_prefill.sources() if "prefill" in groups else []
     sources += kernels_select.sources() if "select" in groups else []
     sources += kernels_indexer.sources() if "indexer" in groups else []
+    sources += kernels_gemm.sources() if "gemm" in groups else []
     return compile_ahead(sources, os.cpu_count() or 1)
 
 
@@ -83,6 +85,8 @@ def measured(groups: tuple[str, ...], seed: int) -> Iterator[Row]:
         yield from kernels_tile_mix.mix_rows(ceilings, seed)
     if "ep" in groups:
         yield from kernels_ep.ep_rows(ceilings, seed)
+    if "gemm" in groups:
+        yield from kernels_gemm.gemm_rows(ceilings, seed)
 
 
 if __name__ == "__main__":

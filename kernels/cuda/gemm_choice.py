@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kernels.cuda.gemm_pack import CHUNK_BYTES
@@ -9,6 +10,8 @@ from kernels.reference.gemm import DEPTH
 
 WIDTHS = (8, 16, 32, 64, 128)
 PROCESSORS = 132  # multiprocessors of an H100 or H200
+_SPREAD = 1.3  # of the largest group's tokens over the average's, which should fit one tile
+_STRANDED = 4  # multiprocessors that clusters of four cannot use
 _SHARED_BYTES = 232_448 - 1024  # what a block may ask for, and room to align
 
 
@@ -16,9 +19,9 @@ _SHARED_BYTES = 232_448 - 1024  # what a block may ask for, and room to align
 class Stream:
     """How a product is cut.
 
-    A block of threads takes 64 * passes * row_groups rows and `tokens` at a time; depth_groups warpgroups of it take turns over
-    channels. `split` blocks share a tile's channels; `share` blocks of other rows read the same activations, each a
-    part for all. `once`: no block takes a second tile. `resident` blocks have room on a multiprocessor.
+    A block of threads takes 64 * passes * row_groups rows and `tokens` at a time; depth_groups warpgroups of it take
+    turns over channels. `split` blocks share a tile's channels. `once`: no block takes a second tile. `resident`
+    blocks have room on a multiprocessor.
     """
 
     tokens: int
@@ -27,7 +30,6 @@ class Stream:
     split: int
     once: bool
     resident: int = 1
-    share: int = 1
     passes: int = 1
 
     @property
@@ -44,7 +46,13 @@ class Stream:
         """Sums of a tile on their way out: fp32, or bf16 where they are whole."""
         if self.depth_groups * self.split == 1 and self.tokens >= 16:
             return 4 * self.row_groups * min(self.tokens, 64) * 32
-        return self.depth_groups * self.tokens * (self.block_rows * 4 + 16)
+        octets = -(-self.tokens // 8 // self.split)
+        return self.split * self.depth_groups * octets * 8 * (self.block_rows * 4 + 16)
+
+    @property
+    def apart_bytes(self) -> int:
+        """Room for sums beside the ring: those of a block's only tile lie where the ring was, if all are its own."""
+        return 0 if self.once and self.split == 1 else self.partial_bytes
 
     def stage_bytes(self, fp4: bool) -> int:
         """One stage of the ring with its two barriers."""
@@ -54,15 +62,39 @@ class Stream:
     def stages(self, fp4: bool) -> int:
         """As many as shared memory holds."""
         room = _SHARED_BYTES // self.resident - 1024 * (self.resident - 1)
-        room -= 0 if self.once else self.partial_bytes
+        room -= self.apart_bytes + 8
         return min(room // self.stage_bytes(fp4), 32)
 
     def shared_bytes(self, fp4: bool) -> int:
-        ring = self.stages(fp4) * self.stage_bytes(fp4) + (0 if self.once else self.partial_bytes)
-        return max(ring, self.partial_bytes)
+        return self.stages(fp4) * self.stage_bytes(fp4) + self.apart_bytes + 8
 
     def blocks(self, groups: int, capacity: int, rows: int) -> int:
         """Blocks of threads of a launch."""
-        tiles = groups * -(-rows // (self.block_rows * self.share)) * -(-capacity // self.tokens)
-        cluster = self.split * self.share
-        return cluster * (tiles if self.once else min(tiles, PROCESSORS * self.resident // cluster))
+        tiles = groups * -(-rows // self.block_rows) * -(-capacity // self.tokens)
+        return self.split * (tiles if self.once else min(tiles, PROCESSORS * self.resident // self.split))
+
+
+def choose_stream(rows: int, channels: int, groups: int, tokens: int, fp4: bool = False, grain: int = 128) -> Stream:
+    """The fastest cut found on an H200 for `tokens` in a group on average. Any cut is right for any counts."""
+    if groups > 1:
+        tokens = math.ceil(tokens * _SPREAD)
+    width = next((width for width in WIDTHS if width >= tokens), WIDTHS[-1])
+    if fp4:
+        return Stream(min(width, 32), 4, 1, 1, once=False)
+    if groups > 1 or tokens > 2 * WIDTHS[-1]:
+        return _for_many(width, grain)
+    return _for_few(rows, channels, width, -(-tokens // width))
+
+
+def _for_many(width: int, grain: int) -> Stream:
+    """Many tiles: blocks of threads that stay."""
+    if width < WIDTHS[-1]:
+        return Stream(width, 2, 2 if width < 64 else 1, 1, once=False)
+    return Stream(width, 2, 1, 1, once=False, passes=2 if grain == 128 else 1)
+
+
+def _for_few(rows: int, channels: int, width: int, token_tiles: int) -> Stream:
+    """Every multiprocessor reads weights: few rows a block of threads, and channels are split where rows are few."""
+    tiles = -(-rows // 64) * token_tiles
+    split = max(min((PROCESSORS - _STRANDED) // tiles, 4, channels // DEPTH // 8), 1)
+    return Stream(width, 1, 2, split, once=tiles * split <= PROCESSORS)

@@ -11,15 +11,6 @@ __device__ __forceinline__ void copy_box(u32 to, const TensorMap *map, int x, in
         : "memory");
 }
 
-// The same to the same place in all blocks of the cluster whose bits are set, and to their barriers.
-__device__ __forceinline__ void copy_box_to(u32 blocks, u32 to, const TensorMap *map, int x, int y, int z, u32 barrier,
-                                            u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
-        "[%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier),
-        "h"((u16)blocks), "l"(policy) : "memory");
-}
-
 // `bytes` and both addresses are multiples of 16.
 __device__ __forceinline__ void copy_bytes(u32 to, const void *from, u32 bytes, u32 barrier, u64 policy) {
     asm volatile(
@@ -31,10 +22,9 @@ __device__ __forceinline__ void prefetch_map(const void *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// All threads of all blocks of the cluster; what they wrote before is seen behind it.
-__device__ __forceinline__ void meet_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+// All threads of all blocks of the cluster. Barriers that were shown before are seen behind it, other stores are not.
+__device__ __forceinline__ void arrive_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ __forceinline__ void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // Where `address` of this block's shared memory lies in the block `rank` of the cluster.
 __device__ __forceinline__ u32 address_in(u32 address, u32 rank) {
@@ -43,15 +33,10 @@ __device__ __forceinline__ u32 address_in(u32 address, u32 rank) {
     return there;
 }
 
-__device__ __forceinline__ void barrier_arrive_in(u32 barrier, u32 rank) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address_in(barrier, rank))
-                 : "memory");
-}
-__device__ __forceinline__ float4 read_cluster(u32 address) {
-    float4 x;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(address) : "memory");
-    return x;
+// To shared memory of a block of the cluster, whose barrier counts the bytes. Both addresses are of that block.
+__device__ __forceinline__ void send_float(u32 to, float x, u32 barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+                 "r"(__float_as_uint(x)), "r"(barrier) : "memory");
 }
 
 __device__ __forceinline__ float2 read_pair(u32 address) {

@@ -3,7 +3,8 @@
 // Weights are streamed once through a ring of shared memory by one thread; they are the M side of the products, tokens
 // the N side. ROW_GROUPS warpgroups take 64 rows each; DEPTH_GROUPS of them take turns over blocks of 128 channels, and
 // SPLIT blocks of threads (a cluster) share one tile's channels. Sums of 128 channels leave the tensor cores times their
-// scales; partial sums are added in a fixed order, so that a token's bits depend on nothing but its own operands.
+// scales; partial sums are sent to the block that adds them in a fixed order, so that a token's bits depend on nothing
+// but its own operands.
 //
 // FORMAT 8: e4m3 weights row by row, an fp32 scale for 128 x 128 (GRAIN 128) or an e8m0 scale for 32 x 32 (GRAIN 32).
 // FORMAT 4: e2m1 weights packed as gemm_stream.py says. TOKENS at a time, STAGES of the ring; ONCE: at most one tile a
@@ -13,22 +14,33 @@
 #include "gemm_products.cuh"
 #include "gemm_copies.cuh"
 
-constexpr int CLUSTER = SPLIT * SHARE, CONSUMERS = 128 * ROW_GROUPS * DEPTH_GROUPS, DEPTH = 128;
+constexpr int CONSUMERS = 128 * ROW_GROUPS * DEPTH_GROUPS, DEPTH = 128;
 constexpr int GROUP_ROWS = 64 * PASSES, ROWS = GROUP_ROWS * ROW_GROUPS;
 // With two passes a consumer's sums take most registers there are, and whole warpgroups trade them.
 constexpr int PRODUCERS = PASSES > 1 ? 128 : 32;
 static_assert(PASSES == 1 || FORMAT == 8 && GRAIN == 128, "a warpgroup's rows share their scale");
+#ifdef LATE
+constexpr bool EARLY = false;
+#else
+constexpr bool EARLY = FORMAT == 8 && GRAIN == 128 && PASSES == 1 && TOKENS <= 64;  // two partial products fit
+#endif
+constexpr bool ORDERED = PASSES > 1;  // whose warpgroups take turns at the tensor cores
+static_assert(!ORDERED || ROW_GROUPS == 2 && DEPTH_GROUPS == 1, "turns are of two");
 static_assert(SPLIT == 1 || ONCE, "a cluster meets once");
 constexpr int PACKED = 64 * DEPTH / 2 + 64 * 4;  // bytes of 64 rows of one block of channels, FORMAT 4
 constexpr int WEIGHT = FORMAT == 8 ? ROWS * DEPTH : ROW_GROUPS * PACKED, ACTIVATION = TOKENS * DEPTH;
 constexpr bool WHOLE = DEPTH_GROUPS * SPLIT == 1 && TOKENS >= 16;  // no partial sums: bf16 leaves a warpgroup
 constexpr int LEADING = ROWS * 4 + 16;  // bytes between tokens of partial sums: no two lanes of a store meet in a bank
 constexpr int CHUNK = TOKENS < 64 ? TOKENS : 64;  // tokens that a warp writes at a time, WHOLE
-constexpr int PARTIAL = WHOLE ? CONSUMERS / 32 * CHUNK * 32 : DEPTH_GROUPS * TOKENS * LEADING;
+// Partial sums: each of SPLIT blocks adds every SPLIT-th octet of tokens, from SLOTS groups of channels.
+constexpr int SLOTS = SPLIT * DEPTH_GROUPS, SLOT = (TOKENS / 8 + SPLIT - 1) / SPLIT * 8 * LEADING;
+constexpr int PARTIAL = WHOLE ? CONSUMERS / 32 * CHUNK * 32 : SLOTS * SLOT;
+constexpr bool APART = !ONCE || SPLIT > 1;  // sums may not lie where the ring was
 constexpr int TOGETHER = 16;  // tiles of tokens that pass all weights while they stay in the L2
 constexpr int ACTIVATIONS = FORMAT == 8 ? STAGES * WEIGHT : 0, WEIGHTS = FORMAT == 8 ? 0 : STAGES * ACTIVATION;
-constexpr int SCALES = STAGES * (WEIGHT + ACTIVATION), PARTIALS = ONCE ? 0 : SCALES + STAGES * TOKENS * 4;
-constexpr int FULL = SCALES + STAGES * TOKENS * 4 + (ONCE ? 0 : PARTIAL), FREE = FULL + 8 * STAGES;
+constexpr int SCALES = STAGES * (WEIGHT + ACTIVATION), PARTIALS = APART ? SCALES + STAGES * TOKENS * 4 : 0;
+constexpr int FULL = SCALES + STAGES * TOKENS * 4 + (APART ? PARTIAL : 0), FREE = FULL + 8 * STAGES;
+constexpr int SUMS = FREE + 8 * STAGES;  // counts the partial sums sent to this block
 
 struct Parameters {
     TensorMap weight_map;       // FORMAT 8: [groups, rows, channels]
@@ -42,19 +54,16 @@ struct Parameters {
     int groups, capacity, padded, rows, blocks, unused[13];
 };
 
-// A cluster is SHARE times SPLIT blocks of threads: those of one place among SHARE have the same rows.
-__device__ __forceinline__ int place_in_share() { return SHARE == 1 ? 0 : blockIdx.x % CLUSTER / SPLIT; }
-
 // One tile of the output and the blocks of channels this block of threads adds up. `expert` is the group of the
 // weights, `group` that of activations and output.
 struct Tile { int group, expert, token, tokens, row, first, end; };
 
 // Tiles in the order in which blocks of threads take them: tokens of the same weights one after another.
 struct Walk {
-    int group = 0, before = 0, next = blockIdx.x / CLUSTER;
+    int group = 0, before = 0, next = blockIdx.x / SPLIT;
 
     __device__ __forceinline__ bool take(const Parameters &p, Tile &tile) {
-        int row_tiles = (p.rows + ROWS * SHARE - 1) / (ROWS * SHARE);
+        int row_tiles = (p.rows + ROWS - 1) / ROWS;
         while (group < p.groups) {
             int count = p.counts ? min(max(__ldg(p.counts + group), 0), p.capacity) : p.capacity;
             int token_tiles = (count + TOKENS - 1) / TOKENS, at = next - before;
@@ -62,7 +71,7 @@ struct Walk {
                 before += token_tiles * row_tiles, group++;
                 continue;
             }
-            next += gridDim.x / CLUSTER;
+            next += gridDim.x / SPLIT;
             place(p, tile, at, token_tiles, row_tiles);
             tile.tokens = min(TOKENS, count - tile.token);
             tile.expert = p.experts ? __ldg(p.experts + tile.token) : group;
@@ -72,21 +81,21 @@ struct Walk {
     }
 
     __device__ __forceinline__ void place(const Parameters &p, Tile &tile, int at, int token_tiles, int row_tiles) {
-        int first = at / (TOGETHER * row_tiles) * TOGETHER, width = min(TOGETHER, token_tiles - first);
-        int rank = blockIdx.x % SPLIT;
-        at -= first * row_tiles;
-        tile.group = group, tile.row = (at / width * SHARE + place_in_share()) * ROWS, tile.token = (first + at % width) * TOKENS;
+        int rank = SPLIT > 1 ? blockIdx.x % SPLIT : 0, token = 0;
+        if (token_tiles > 1) {
+            int first = at / (TOGETHER * row_tiles) * TOGETHER, width = min(TOGETHER, token_tiles - first);
+            at -= first * row_tiles;
+            token = first + at % width, at /= width;
+        }
+        tile.group = group, tile.token = token * TOKENS, tile.row = at * ROWS;
         tile.first = rank * p.blocks / SPLIT, tile.end = (rank + 1) * p.blocks / SPLIT;
     }
 };
 
-struct Ring {
-    int stage = 0, parity = 0;
-    __device__ __forceinline__ void advance(int by = 1) {
-        stage += by;
-        if (stage >= STAGES) stage -= STAGES, parity ^= 1;
-    }
-};
+__device__ __forceinline__ int stage_of(int turn) { return turn % STAGES; }
+__device__ __forceinline__ void await_full(u32 shared, int turn) {
+    barrier_wait(shared + FULL + 8 * stage_of(turn), turn / STAGES & 1);
+}
 
 __device__ __forceinline__ void load_weights(const Parameters &p, const Tile &tile, int block, u32 to, u32 barrier) {
     if (FORMAT == 8) {
@@ -94,39 +103,29 @@ __device__ __forceinline__ void load_weights(const Parameters &p, const Tile &ti
     } else {
 #pragma unroll
         for (int i = 0; i < ROW_GROUPS; i++) {
-            u64 at = ((u64)tile.expert * p.rows + tile.row) / 64 + i;
-            copy_bytes(to + i * PACKED, p.packed + (at * p.blocks + block) * PACKED, PACKED, barrier, READ_ONCE);
+            int chunks = p.rows / 64, at = tile.expert * chunks + min(tile.row / 64 + i, chunks - 1);
+            copy_bytes(to + i * PACKED, p.packed + ((u64)at * p.blocks + block) * PACKED, PACKED, barrier, READ_ONCE);
         }
     }
 }
 
-// Each block of threads that shares activations reads its part of them for all.
-__device__ __forceinline__ void load_activations(const Parameters &p, const Tile &tile, int block, u32 to,
-                                                 u32 barrier) {
-    constexpr int tokens = TOKENS / SHARE;
-    int part = place_in_share(), token = tile.token + part * tokens;
-    to += part * tokens * DEPTH;
-    if (SHARE == 1) return copy_box(to, &p.activation_map, block * DEPTH, token, tile.group, barrier, READ_AGAIN);
-    u32 all = 0;
-#pragma unroll
-    for (int i = 0; i < SHARE; i++) all |= 1 << (i * SPLIT + blockIdx.x % SPLIT);
-    copy_box_to(all, to, &p.activation_map, block * DEPTH, token, tile.group, barrier, READ_AGAIN);
-}
-
 __device__ __forceinline__ void produce(const Parameters &p, u32 shared) {
     Walk walk;
-    Ring ring;
+    int stage = 0, parity = 1;
     for (Tile tile; walk.take(p, tile);) {
         u32 scale_bytes = min(TOKENS, p.padded - tile.token) * 4;
         const float *scales = p.scales + (u64)tile.group * p.blocks * p.padded + tile.token;
-        for (int block = tile.first; block < tile.end; block++, ring.advance()) {
-            u32 full = shared + FULL + 8 * ring.stage;
-            barrier_wait(shared + FREE + 8 * ring.stage, ring.parity ^ 1);
+#pragma unroll 1  // less to fetch before the first copy begins
+        for (int block = tile.first; block < tile.end; block++) {
+            u32 full = shared + FULL + 8 * stage;
+            barrier_wait(shared + FREE + 8 * stage, parity);
             barrier_expect(full, WEIGHT + ACTIVATION + scale_bytes);
-            load_weights(p, tile, block, shared + WEIGHTS + ring.stage * WEIGHT, full);
-            load_activations(p, tile, block, shared + ACTIVATIONS + ring.stage * ACTIVATION, full);
-            copy_bytes(shared + SCALES + ring.stage * TOKENS * 4, scales + (u64)block * p.padded, scale_bytes, full,
+            load_weights(p, tile, block, shared + WEIGHTS + stage * WEIGHT, full);
+            copy_box(shared + ACTIVATIONS + stage * ACTIVATION, &p.activation_map, block * DEPTH, tile.token,
+                     tile.group, full, READ_AGAIN);
+            copy_bytes(shared + SCALES + stage * TOKENS * 4, scales + (u64)block * p.padded, scale_bytes, full,
                        READ_AGAIN);
+            if (++stage == STAGES) stage = 0, parity ^= 1;
         }
     }
 }
@@ -183,37 +182,83 @@ __device__ __forceinline__ void promote(float (&sums)[TOKENS / 2], const float (
 }
 
 __device__ __forceinline__ void release(u32 shared, int stage) {
-    int lane = threadIdx.x % 32;
-    if (SHARE == 1 && lane == 0) barrier_arrive(shared + FREE + 8 * stage);
-    if (SHARE > 1 && lane < SHARE) barrier_arrive_in(shared + FREE + 8 * stage, lane * SPLIT + blockIdx.x % SPLIT);
+    if (threadIdx.x % 32 == 0) barrier_arrive(shared + FREE + 8 * stage);
+}
+
+// Two warpgroups that do nothing else but wait for the tensor cores and for each other take turns.
+__device__ __forceinline__ void await_turn(int row_group) {
+    if (row_group == 0) meet<3, 256>();
+    else meet<4, 256>();
+}
+__device__ __forceinline__ void give_turn(int row_group) {
+    if (row_group == 0) signal<4, 256>();
+    else signal<3, 256>();
+}
+
+// Products of one block of channels, begun and not awaited.
+__device__ __forceinline__ void begin_fp8(u32 shared, int stage, int row_group, int pass, float (&part)[TOKENS / 2]) {
+    u64 weights = operand(shared + WEIGHTS + stage * WEIGHT + (row_group * PASSES + pass) * 64 * DEPTH, 16);
+    u64 activations = operand(shared + ACTIVATIONS + stage * ACTIVATION, 16);
+    hold(part);
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+        Product<TOKENS>::run(part, further(weights, step * 32), further(activations, step * 32), step > 0);
+        if (ORDERED && step == 1) commit_products();
+    }
+    commit_products();
+    hold(part);
+}
+
+template <int PENDING>
+__device__ __forceinline__ void end_fp8(u32 shared, int stage, u32 scale, bool last, float (&part)[TOKENS / 2],
+                                        float (&sums)[TOKENS / 2]) {
+    TokenScales tokens(shared + SCALES + stage * TOKENS * 4);
+    await_products<PENDING>();
+    hold(part);
+    if (last && TokenScales::AHEAD) release(shared, stage);
+    promote(sums, part, tokens, __uint_as_float(scale), __uint_as_float(scale));
+    if (last && !TokenScales::AHEAD) release(shared, stage);
 }
 
 __device__ __forceinline__ void multiply_fp8(u32 shared, int stage, int row_group, u32 scale,
                                              float (&sums)[PASSES][TOKENS / 2]) {
     float part[TOKENS / 2];
-    u64 weights = operand(shared + WEIGHTS + stage * WEIGHT + row_group * GROUP_ROWS * DEPTH, 16);
-    u64 activations = operand(shared + ACTIVATIONS + stage * ACTIVATION, 16);
-    constexpr int steps = GRAIN / 32;
 #pragma unroll
     for (int i = 0; i < TOKENS / 2; i++) part[i] = 0;
 #pragma unroll
-    for (int step = 0; step < 4 * PASSES; step++) {
-        if (step % steps == 0) {
-            hold(part);
-            begin_products();
+    for (int pass = 0; pass < PASSES; pass++) {
+        if (ORDERED) await_turn(row_group);
+        begin_fp8(shared, stage, row_group, pass, part);
+        if (ORDERED) {
+            await_products<1>();
+            give_turn(row_group);
         }
-        Product<TOKENS>::run(part, further(weights, step / 4 * 64 * DEPTH + step % 4 * 32),
-                             further(activations, step % 4 * 32), step % steps > 0);
-        if (step % steps != steps - 1) continue;
+        end_fp8<0>(shared, stage, scale, pass == PASSES - 1, part, sums[pass]);
+    }
+}
+
+// The same with scales of 32 x 32.
+__device__ __forceinline__ void multiply_fine(u32 shared, int stage, int row_group, u32 scales,
+                                              float (&sums)[TOKENS / 2]) {
+    float part[TOKENS / 2];
+    u64 weights = operand(shared + WEIGHTS + stage * WEIGHT + row_group * 64 * DEPTH, 16);
+    u64 activations = operand(shared + ACTIVATIONS + stage * ACTIVATION, 16);
+    TokenScales tokens(shared + SCALES + stage * TOKENS * 4);
+#pragma unroll
+    for (int i = 0; i < TOKENS / 2; i++) part[i] = 0;
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+        hold(part);
+        begin_products();
+        Product<TOKENS>::run(part, further(weights, step * 32), further(activations, step * 32), 0);
         commit_products();
-        TokenScales tokens(shared + SCALES + stage * TOKENS * 4);
         await_products<0>();
         hold(part);
-        if (step == 4 * PASSES - 1 && TokenScales::AHEAD) release(shared, stage);
-        float weight = GRAIN == 128 ? __uint_as_float(scale) : scale_of(scale >> 8 * (step % 4) & 255);
-        promote(sums[step / 4], part, tokens, weight, weight);
+        float weight = scale_of(scales >> 8 * step & 255);
+        promote(sums, part, tokens, weight, weight);
     }
-    if (!TokenScales::AHEAD) release(shared, stage);
+    release(shared, stage);
 }
 
 // Eight e2m1 codes become two words of e4m3 times 2**(shift - 5). Magnitudes are looked up in a table of eight bytes
@@ -226,32 +271,44 @@ __device__ __forceinline__ void decode(u32 codes, u32 shift, u32 &low, u32 &high
     high = pick_bytes(small, large, magnitudes >> 16) | (codes << 4 & 0x80808080);
 }
 
-__device__ __forceinline__ void multiply_fp4(u32 shared, int stage, int row_group, float (&sums)[PASSES][TOKENS / 2]) {
+// One block of channels of FP4 weights as registers of products.
+struct Decoded {
+    u32 a[16], first, second;
+    __device__ __forceinline__ void load(u32 shared, int turn, int row_group) {
+        await_full(shared, turn);
+        int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
+        u32 weights = shared + WEIGHTS + stage_of(turn) * WEIGHT + row_group * PACKED, codes[8];
+        read16(weights + thread * 16, codes), read16(weights + 2048 + thread * 16, codes + 4);
+        first = read_word(weights + 4096 + row * 4), second = read_word(weights + 4096 + row * 4 + 32);
+#pragma unroll
+        for (int step = 0; step < 4; step++) {
+            decode(codes[2 * step], first >> 4 * step & 0x78, a[4 * step], a[4 * step + 2]);
+            decode(codes[2 * step + 1], second >> 4 * step & 0x78, a[4 * step + 1], a[4 * step + 3]);
+        }
+    }
+};
+
+// Products of `now`; meanwhile the block of channels DEPTH_GROUPS further is decoded, if the tile has it.
+__device__ __forceinline__ void multiply_fp4(u32 shared, int turn, int row_group, bool more, const Decoded &now,
+                                             Decoded &next, float (&sums)[PASSES][TOKENS / 2]) {
     float part[TOKENS / 2];
-    int thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
-    u32 weights = shared + WEIGHTS + stage * WEIGHT + row_group * PACKED, codes[8], a[16];
+    int stage = stage_of(turn);
     u64 activations = operand(shared + ACTIVATIONS + stage * ACTIVATION, 16);
-    read16(weights + thread * 16, codes), read16(weights + 2048 + thread * 16, codes + 4);
-    u32 first = read_word(weights + 4096 + row * 4), second = read_word(weights + 4096 + row * 4 + 32);
 #pragma unroll
     for (int i = 0; i < TOKENS / 2; i++) part[i] = 0;
     hold(part);
-#pragma unroll
-    for (int step = 0; step < 4; step++) {
-        u32 *to = a + 4 * step;
-        decode(codes[2 * step], first >> 4 * step & 0x78, to[0], to[2]);
-        decode(codes[2 * step + 1], second >> 4 * step & 0x78, to[1], to[3]);
-    }
     begin_products();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-        Product<TOKENS>::run(part, a + 4 * step, further(activations, 32 * step), step > 0);
+        Product<TOKENS>::run(part, now.a + 4 * step, further(activations, 32 * step), step > 0);
     commit_products();
+    hold(part);
+    if (more) next.load(shared, turn + DEPTH_GROUPS, row_group);
     TokenScales tokens(shared + SCALES + stage * TOKENS * 4);
     await_products<0>();
     hold(part);
     if (TokenScales::AHEAD) release(shared, stage);
-    promote(sums[0], part, tokens, __uint_as_float(first & 0x7f800000), __uint_as_float(second & 0x7f800000));
+    promote(sums[0], part, tokens, __uint_as_float(now.first & 0x7f800000), __uint_as_float(now.second & 0x7f800000));
     if (!TokenScales::AHEAD) release(shared, stage);
 }
 
@@ -293,15 +350,25 @@ __device__ __forceinline__ void write_whole(const Parameters &p, const Tile &til
     }
 }
 
-// Partial sums to shared memory, [group of channels][token][row].
-__device__ __forceinline__ void leave(u32 shared, int row_group, int depth_group,
+// Partial sums to the shared memory of the blocks that add them, [group of channels][token][row].
+__device__ __forceinline__ void leave(const Tile &tile, u32 shared, int row_group, int depth_group,
                                       const float (&sums)[PASSES][TOKENS / 2]) {
     int lane = threadIdx.x % 32, row = row_group * GROUP_ROWS + threadIdx.x % 128 / 32 * 16 + lane / 4;
-    u32 to = shared + PARTIALS + (depth_group * TOKENS + lane % 4 * 2) * LEADING + row * 4;
+    u32 to = shared + PARTIALS + (blockIdx.x % SPLIT * DEPTH_GROUPS + depth_group) * SLOT;
+    to += lane % 4 * 2 * LEADING + row * 4;
 #pragma unroll
-    for (int i = 0; i < PASSES * TOKENS / 2; i++) {
-        int pass = i / (TOKENS / 2), j = i % (TOKENS / 2);
-        store_float(to + (j / 4 * 8 + j % 2) * LEADING + j / 2 % 2 * 32 + pass * 256, sums[pass][j]);
+    for (int octet = 0; octet < TOKENS / 8; octet++) {
+        if (octet * 8 >= tile.tokens) return;
+        int rank = octet % SPLIT;
+        u32 there = SPLIT > 1 ? address_in(to, rank) : to, barrier = SPLIT > 1 ? address_in(shared + SUMS, rank) : 0;
+        there += octet / SPLIT * 8 * LEADING;
+#pragma unroll
+        for (int i = 0; i < 4 * PASSES; i++) {
+            u32 at = there + i % 2 * LEADING + i / 2 % 2 * 32 + i / 4 * 256;
+            float sum = sums[i / 4][octet * 4 + i % 4];
+            if (SPLIT > 1) send_float(at, sum, barrier);
+            else store_float(at, sum);
+        }
     }
 }
 
@@ -309,65 +376,134 @@ __device__ __forceinline__ void leave(u32 shared, int row_group, int depth_group
 __device__ __forceinline__ void gather(u32 from, u32 (&found)[4]) {
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 #pragma unroll
-    for (int part = 0; part < SPLIT * DEPTH_GROUPS; part++) {
-        u32 at = address_in(from + part % DEPTH_GROUPS * TOKENS * LEADING,
-                            place_in_share() * SPLIT + part / DEPTH_GROUPS);
-        float4 low = read_cluster(at), high = read_cluster(at + 16);
-        sum[0] += low.x, sum[1] += low.y, sum[2] += low.z, sum[3] += low.w;
-        sum[4] += high.x, sum[5] += high.y, sum[6] += high.z, sum[7] += high.w;
+    for (int slot = 0; slot < SLOTS; slot++) {
+        u32 part[8];
+        read16(from + slot * SLOT, part), read16(from + slot * SLOT + 16, part + 4);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum[i] += __uint_as_float(part[i]);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) found[i] = pair(sum[2 * i], sum[2 * i + 1]);
 }
 
-// Writes what was left, eight rows a thread.
+// Adds and writes what was left here, eight rows a thread.
 __device__ __forceinline__ void finish(const Parameters &p, const Tile &tile, u32 shared) {
     constexpr int units = ROWS / 8;
-    int rank = blockIdx.x % SPLIT;
-    for (int at = threadIdx.x * SPLIT + rank; at < tile.tokens * units; at += CONSUMERS * SPLIT) {
-        int token = at / units, row = at % units * 8;
-        if (tile.row + row >= p.rows || !is_written(p, tile, token)) continue;
+    int rank = blockIdx.x % SPLIT, octets = ((tile.tokens + 7) / 8 - rank + SPLIT - 1) / SPLIT;
+    if (SPLIT > 1) {
+        if (threadIdx.x == 0) barrier_expect(shared + SUMS, SLOTS * octets * 8 * ROWS * 4);
+        barrier_wait(shared + SUMS, 0);
+    } else {
+        meet<1, CONSUMERS>();
+    }
+#pragma unroll 1
+    for (int at = threadIdx.x; at < octets * 8 * units; at += CONSUMERS) {
+        int place = at / units, row = at % units * 8, token = (place / 8 * SPLIT + rank) * 8 + place % 8;
         u32 found[4];
-        gather(shared + PARTIALS + token * LEADING + row * 4, found);
-        write16(output_of(p, tile, token, tile.row + row), found[0], found[1], found[2], found[3]);
+        gather(shared + PARTIALS + place * LEADING + row * 4, found);
+        if (token < tile.tokens && tile.row + row < p.rows && is_written(p, tile, token))
+            write16(output_of(p, tile, token, tile.row + row), found[0], found[1], found[2], found[3]);
+    }
+}
+
+// FP8 with few tokens: products of the next block of channels begin before the sums of this one are taken.
+__device__ __forceinline__ void add_early(const Tile &tile, u32 shared, int block, int turn, int row_group,
+                                          WeightScales &scales, float (&sums)[TOKENS / 2]) {
+    float even[TOKENS / 2], odd[TOKENS / 2];
+    auto begin = [&](float (&part)[TOKENS / 2], int ahead) {
+        await_full(shared, turn + ahead);
+        begin_fp8(shared, stage_of(turn + ahead), row_group, 0, part);
+    };
+    if (block >= tile.end) return;
+    begin(even, 0);
+#pragma unroll 1
+    while (block + DEPTH_GROUPS < tile.end) {
+        u32 scale = scales.of(block);
+        begin(odd, DEPTH_GROUPS);
+        end_fp8<1>(shared, stage_of(turn), scale, true, even, sums);
+        block += DEPTH_GROUPS, turn += DEPTH_GROUPS;
+        scale = scales.of(block);
+        if (block + DEPTH_GROUPS >= tile.end) {
+            end_fp8<0>(shared, stage_of(turn), scale, true, odd, sums);
+            return;
+        }
+        begin(even, DEPTH_GROUPS);
+        end_fp8<1>(shared, stage_of(turn), scale, true, odd, sums);
+        block += DEPTH_GROUPS, turn += DEPTH_GROUPS;
+    }
+    end_fp8<0>(shared, stage_of(turn), scales.of(block), true, even, sums);
+}
+
+// All blocks of channels of a tile that this warpgroup takes; `turn` counts those before them.
+__device__ __forceinline__ void add_up(const Parameters &p, const Tile &tile, u32 shared, int turn, int row_group,
+                                       int depth_group, float (&sums)[PASSES][TOKENS / 2]) {
+    int block = tile.first + depth_group;
+    turn += depth_group;
+    if (FORMAT == 8) {
+        WeightScales scales(p, tile, row_group);
+        if (EARLY) return add_early(tile, shared, block, turn, row_group, scales, sums[0]);
+#pragma unroll 1
+        for (; block < tile.end; block += DEPTH_GROUPS, turn += DEPTH_GROUPS) {
+            u32 scale = scales.of(block);
+            await_full(shared, turn);
+            if (GRAIN == 32) multiply_fine(shared, stage_of(turn), row_group, scale, sums[0]);
+            else multiply_fp8(shared, stage_of(turn), row_group, scale, sums);
+        }
+        return;
+    }
+    if (block >= tile.end) return;
+    Decoded even, odd;
+#ifdef PLAIN4
+    for (; block < tile.end; block += DEPTH_GROUPS, turn += DEPTH_GROUPS) {
+        even.load(shared, turn, row_group);
+        multiply_fp4(shared, turn, row_group, false, even, odd, sums);
+    }
+    return;
+#endif
+    even.load(shared, turn, row_group);
+    for (;;) {
+        multiply_fp4(shared, turn, row_group, block + DEPTH_GROUPS < tile.end, even, odd, sums);
+        if ((block += DEPTH_GROUPS) >= tile.end) return;
+        turn += DEPTH_GROUPS;
+        multiply_fp4(shared, turn, row_group, block + DEPTH_GROUPS < tile.end, odd, even, sums);
+        if ((block += DEPTH_GROUPS) >= tile.end) return;
+        turn += DEPTH_GROUPS;
     }
 }
 
 __device__ __forceinline__ void consume(const Parameters &p, u32 shared) {
-    int group = threadIdx.x / 128, row_group = group % ROW_GROUPS, depth_group = group / ROW_GROUPS;
+    int group = __shfl_sync(~0u, threadIdx.x / 128, 0), row_group = group % ROW_GROUPS, depth_group = group / ROW_GROUPS, turn = 0;
     Walk walk;
-    Ring ring;
-    bool again = false;
-    for (Tile tile; walk.take(p, tile); again = true) {
+    for (Tile tile; walk.take(p, tile); turn += tile.end - tile.first) {
         float sums[PASSES][TOKENS / 2];
 #pragma unroll
         for (int i = 0; i < PASSES * TOKENS / 2; i++) sums[i / (TOKENS / 2)][i % (TOKENS / 2)] = 0;
-        WeightScales scales(p, tile, row_group);
-        for (int block = tile.first, turn = 0; block < tile.end; block++, ring.advance()) {
-            bool mine = turn == depth_group;
-            turn = turn + 1 == DEPTH_GROUPS ? 0 : turn + 1;
-            if (!mine) continue;
-            u32 scale = FORMAT == 8 ? scales.of(block) : 0;
-            barrier_wait(shared + FULL + 8 * ring.stage, ring.parity);
-            if (FORMAT == 8) multiply_fp8(shared, ring.stage, row_group, scale, sums);
-            else multiply_fp4(shared, ring.stage, row_group, sums);
-        }
+        add_up(p, tile, shared, turn, row_group, depth_group, sums);
         // Nobody reads the ring, or the sums of the tile before, any more.
-        if (ONCE || again && !WHOLE) meet<1, CONSUMERS>();
+        if (!APART || turn && !WHOLE) meet<1, CONSUMERS>();
         if (WHOLE) {
             write_whole(p, tile, shared, row_group, sums);
-            continue;
+        } else {
+            leave(tile, shared, row_group, depth_group, sums);
+            finish(p, tile, shared);
         }
-        leave(shared, row_group, depth_group, sums);
-        if (SPLIT > 1) meet_cluster();
-        else meet<1, CONSUMERS>();
-        finish(p, tile, shared);
     }
-    if (SPLIT > 1 && !again) meet_cluster();  // there was no tile
 }
 
-#if SPLIT * SHARE > 1
-#define IN_CLUSTERS __cluster_dims__(SPLIT * SHARE, 1, 1)
+__device__ __forceinline__ void begin(const Parameters &p, u32 shared) {
+    if (FORMAT == 8) prefetch_map(&p.weight_map);
+    prefetch_map(&p.activation_map);
+#pragma unroll
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(shared + FULL + 8 * i, 1);
+        barrier_init(shared + FREE + 8 * i, 4 * ROW_GROUPS);
+    }
+    if (SPLIT > 1) barrier_init(shared + SUMS, 1);
+    show_barriers();
+}
+
+#if SPLIT > 1
+#define IN_CLUSTERS __cluster_dims__(SPLIT, 1, 1)
 #else
 #define IN_CLUSTERS
 #endif
@@ -376,26 +512,20 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(CONSUMERS + PRODUCERS, 
 gemm_stream(const __grid_constant__ Parameters p) {
     extern __shared__ __align__(1024) uint4 memory[];
     u32 shared = address_of(memory);
-    if (threadIdx.x == CONSUMERS) {
-        if (FORMAT == 8) prefetch_map(&p.weight_map);
-        prefetch_map(&p.activation_map);
-#pragma unroll
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(shared + FULL + 8 * i, 1);
-            barrier_init(shared + FREE + 8 * i, 4 * ROW_GROUPS * SHARE);
-        }
-        show_barriers();
-    }
-    if (CLUSTER > 1) meet_cluster();
-    else __syncthreads();
+    if (threadIdx.x == CONSUMERS) begin(p, shared);
+    __syncwarp();
+    if (SPLIT > 1) arrive_cluster();
     if (threadIdx.x >= CONSUMERS) {
         if (PASSES > 1) fewer_registers<40>();
+        signal<2, CONSUMERS + PRODUCERS>();
         if (threadIdx.x == CONSUMERS) produce(p, shared);
         __syncwarp();
-        if (SPLIT > 1) meet_cluster();
+        if (SPLIT > 1) await_cluster();
     } else {
         if (PASSES > 1) more_registers<232>();
+        meet<2, CONSUMERS + PRODUCERS>();
+        if (SPLIT > 1) await_cluster();
+        if (ORDERED && threadIdx.x >= 128) give_turn(1);
         consume(p, shared);
     }
-    if (CLUSTER > 1) meet_cluster();  // the others read these sums and free their stages here
 }

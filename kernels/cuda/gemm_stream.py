@@ -69,7 +69,7 @@ def parameters_of(
     found.scales, found.output = activations.scales.data_ptr(), output.data_ptr()
     found.counts = 0 if counts is None else counts.data_ptr()
     found.experts = 0 if experts is None else experts.data_ptr()
-    found.activation_map = _Map.from_buffer_copy(describe(activations.codes, (1, stream.tokens // stream.share, DEPTH)))
+    found.activation_map = _Map.from_buffer_copy(describe(activations.codes, (1, stream.tokens, DEPTH)))
     if isinstance(weights, PackedFp4):
         found.packed, found.rows = weights.chunks.data_ptr(), weights.rows
     else:
@@ -82,7 +82,7 @@ def defines_for(stream: Stream, fp4: bool, grain: int) -> dict[str, int]:
     """Macros the source is compiled with."""
     return {"FORMAT": 4 if fp4 else 8, "GRAIN": grain, "TOKENS": stream.tokens, "ROW_GROUPS": stream.row_groups,
             "DEPTH_GROUPS": stream.depth_groups, "SPLIT": stream.split, "STAGES": stream.stages(fp4),
-            "ONCE": int(stream.once), "RESIDENT": stream.resident, "SHARE": stream.share,
+            "ONCE": int(stream.once), "RESIDENT": stream.resident,
             "PASSES": stream.passes}  # fmt: skip
 
 

@@ -38,7 +38,10 @@ static float e4m3(u8 code) {
 }  // namespace emulated
 
 static u32 address_of(const void *p) { return (u32)((const u8 *)p - (const u8 *)memory); }
-static void barrier_init(u32 barrier, u32 count) { emulated::barriers[barrier] = {(int)count, (int)count, 0, 0}; }
+static void barrier_init(u32 barrier, u32 count) {
+    emulated::barriers[barrier] = {(int)count, (int)count, 0, 0};
+    emulated::meetings.erase(3), emulated::meetings.erase(4);  // a turn that the block before left over
+}
 static void barrier_arrive(u32 barrier) {
     emulated::barriers[barrier].pending--;
     emulated::settle(emulated::barriers[barrier]);
@@ -57,6 +60,11 @@ static void landed(u32 barrier, u32 bytes) {
 static void show_barriers() {}
 static void prefetch_map(const void *) {}
 template <int ID, int THREADS> static void meet() { emulated::meet(emulated::meetings[ID], THREADS); }
+template <int ID, int THREADS> static void signal() {
+    emulated::Meeting &at = emulated::meetings[ID];
+    emulated::moved = true;
+    if (++at.arrived == THREADS) at.arrived = 0, at.turn++;
+}
 static void __syncwarp() { emulated::exchange(0); }
 template <int N> static void hold(float (&)[N]) {}
 static void begin_products() {}
@@ -64,8 +72,8 @@ static void commit_products() {}
 template <int PENDING> static void await_products() {}
 template <int COUNT> static void more_registers() {}
 template <int COUNT> static void fewer_registers() {}
-static void barrier_arrive_in(u32 barrier, u32) { barrier_arrive(barrier); }
-static void meet_cluster() {}
+static void arrive_cluster() {}
+static void await_cluster() {}
 static u32 address_in(u32 address, u32) { return address; }
 
 constexpr u64 READ_ONCE = 0, READ_AGAIN = 0;
@@ -82,10 +90,6 @@ static void copy_box(u32 to, const TensorMap *map, int x, int y, int z, u32 barr
             *emulated::at(emulated::swizzled(to + row * w[6] + column)) = inside ? *from : 0;
         }
     landed(barrier, w[6] * w[7]);
-}
-
-static void copy_box_to(u32, u32 to, const TensorMap *map, int x, int y, int z, u32 barrier, u64) {
-    copy_box(to, map, x, y, z, barrier, 0);
 }
 
 static u64 operand(u32 address, u32) { return address; }
@@ -130,8 +134,11 @@ static u32 pick_bytes(u32 x, u32 y, u32 selector) {
 static void read16(u32 address, u32 *to) { memcpy(to, emulated::at(address), 16); }
 static float2 read_pair(u32 address) { return emulated::value<float2>(address); }
 static u32 read_word(u32 address) { return emulated::value<u32>(address); }
-static float4 read_cluster(u32 address) { return emulated::value<float4>(address); }
 static void store_float(u32 address, float x) { emulated::value<float>(address) = x; }
+static void send_float(u32 address, float x, u32 barrier) {
+    store_float(address, x);
+    landed(barrier, 4);
+}
 static void store_squares(u32 to, u32 a, u32 b, u32 c, u32 d) {
     u32 words[4] = {a, b, c, d}, lane = threadIdx.x % 32;
     for (int i = 0; i < 8; i++) {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels.cuda.driver import has_nvrtc
-from kernels.cuda.gemm_choice import Stream
+from kernels.cuda.gemm_choice import PROCESSORS, Stream, choose_stream
 from kernels.cuda.gemm_pack import PackedFp4, pack_fp4
 from kernels.cuda.gemm_stream import SOURCE, compile_for, defines_for, parameters_of
 from kernels.errors import KernelError
@@ -26,7 +26,7 @@ from kernels.reference.gemm import (
     written,
 )
 from kernels.testing.emulated import has_compiler
-from kernels.testing.gemm import FORMATS, Case, assert_case, make_case
+from kernels.testing.gemm import FORMATS, Case, assert_case, make_case, make_contiguous
 from kernels.testing.gemm_emulated import emulate, tensor_map
 
 CPU = torch.device("cpu")
@@ -116,17 +116,41 @@ def test_the_check_finds_what_it_is_for(spoil: str) -> None:
         assert_case(make_case("fp8 128", 3, 9, 128, 256, CPU, 2, hostile=True), wrong)
 
 
+SHAPES = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (64, 128), (200, 256))
+
+
+@pytest.mark.parametrize("fp4", [False, True])
+@pytest.mark.parametrize("groups", [1, 6, 256])
+@pytest.mark.parametrize("tokens", [1, 7, 20, 64, 128, 200, 4096])
+def test_every_choice_fits_the_chip(tokens: int, groups: int, fp4: bool) -> None:
+    for rows, channels in SHAPES:
+        for grain in (32, 128):
+            stream = choose_stream(rows, channels, groups, tokens, fp4, grain)
+            assert stream.stages(fp4) >= 3 * stream.depth_groups - 2
+            assert stream.shared_bytes(fp4) * stream.resident <= 232_448 - 1024 * stream.resident
+            assert stream.threads <= 1024
+            assert 128 % stream.tokens == 0  # where experts' runs begin
+            assert stream.split == 1 or (stream.once and stream.split <= 4)
+            assert stream.split <= max(channels // 128, 1)
+            assert grain == 128 or stream.passes == 1
+            blocks = stream.blocks(groups, tokens, rows)
+            assert blocks % stream.split == 0 and (stream.once or blocks <= PROCESSORS * stream.resident)
+
+
 STREAMS = (Stream(8, 1, 2, 1, once=True), Stream(16, 2, 1, 1, once=False))
+RUNS = [(form, stream) for form in FORMATS for stream in STREAMS]
 
 
-@pytest.mark.parametrize("stream", STREAMS)
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("form", "stream"), [*RUNS, ("fp8 128", Stream(128, 2, 1, 1, once=False, passes=2))])
 @pytest.mark.skipif(not has_compiler(), reason="needs g++")
 def test_source_run_on_the_cpu_equals_fp64(form: str, stream: Stream, tmp_path: Path) -> None:
     fp4, grain = form == "fp4", 32 if form == "fp8 32" else 128
-    case = make_case(form, 2, 11, 128 if fp4 else 104, 384, CPU, 4, hostile=True)
-    if stream.once:
+    if stream.passes > 1:
+        case = make_contiguous(form, [5, 0, 130], 264, 256, CPU, 4)
+    elif stream.once:
         case = make_case(form, 1, 7, 128 if fp4 else 104, 384, CPU, 4)
+    else:
+        case = make_case(form, 2, 11, 128 if fp4 else 104, 384, CPU, 4, hostile=True)
     blocks = 2
     kernel = emulate(SOURCE, defines_for(stream, fp4, grain), blocks, tmp_path)
 
