@@ -81,8 +81,7 @@ DENSES = (
 
 def sources() -> list[tuple[Path, str, dict[str, int]]]:
     """What is to be compiled."""
-    found = [(dense_decode.SOURCE, "sm_90a", dense_decode.defines_for(ahead)) for ahead in (0, 1)]
-    return [*found, (dense_decode_fp8.SOURCE, "sm_90a", dense_decode_fp8.defines_for())]
+    return [(module.SOURCE, "sm_90a", module.defines_for()) for module in (dense_decode, dense_decode_fp8)]
 
 
 def dense_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:

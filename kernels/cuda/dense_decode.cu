@@ -2,7 +2,7 @@
 // span of its keys.
 //
 // A warp copies tiles of keys from pages to shared memory (TMA); two warpgroups attend (latent.cuh). Sums of several
-// spans go to memory and `combine` sums them. Compiled with AHEAD (latent.cuh).
+// spans go to memory and `combine` sums them.
 
 #include "hopper.cuh"
 
@@ -107,13 +107,6 @@ __device__ __forceinline__ void produce(const Task &task) {
 #pragma unroll
         for (int i = 0; i < 2; i++)
             next[i].find(task, lane + 32 * i < boxes ? start + TILE + (lane + 32 * i) * p.box : task.end);
-#ifdef PREFETCH
-        for (int i = 0; i < 2; i++)
-            if (next[i].page >= 0)
-                for (int chunk = 0; chunk < CHUNKS; chunk++)
-                    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&p.keys),
-                                 "r"(chunk * 64), "r"(next[i].token), "r"(next[i].page) : "memory");
-#endif
 #pragma unroll
         for (int turn = 0; turn < CHUNKS; turn++) {
             int part = part_at(turn), chunk = chunk_at(turn);

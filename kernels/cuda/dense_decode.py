@@ -22,7 +22,6 @@ from kernels.reference.dense_decode import WIDTH, PagedLatents, check_operands
 THREADS = 384
 SHARED_BYTES = 64 * WIDTH * 2 * 3 + 64 * 64 * 2 + 20 * 8 + 2 * 64 * 4 + 16
 SOURCE = Path(__file__).with_suffix(".cu")
-_MOST_ROWS_OF_MEMORY = 64  # with more, products take longer than their bytes
 
 
 class _Parameters(ctypes.Structure):
@@ -48,7 +47,6 @@ def dense_decode(
     workspace.check(split, batch, rows)
     if not batch:
         return
-    ahead, device = int(rows > _MOST_ROWS_OF_MEMORY), query.device.index
     box = math.gcd(cache.page_tokens, TILE)
     parameters = _Parameters(
         b"", query.data_ptr(), output.data_ptr(), lse.data_ptr(), cache.lengths.data_ptr(), cache.tables.data_ptr(),
@@ -56,27 +54,28 @@ def dense_decode(
         cache.tables.shape[1], split.span, scale * math.log2(math.e),
     )  # fmt: skip
     ctypes.memmove(ctypes.addressof(parameters), tensor_map(cache.pages, (1, box, 64)), 128)
-    _kernel("dense_decode", ahead, device).launch((-(-rows // ROWS_A_BLOCK), split.most, batch), parameters)
+    device = query.device.index
+    _kernel("dense_decode", device).launch((-(-rows // ROWS_A_BLOCK), split.most, batch), parameters)
     if split.most > 1:
-        _kernel("combine", ahead, device).launch((rows, batch, 1), parameters)
+        _kernel("combine", device).launch((rows, batch, 1), parameters)
 
 
-def defines_for(ahead: int) -> dict[str, int]:
+def defines_for() -> dict[str, int]:
     """Macros the source is compiled with."""
-    return {"AHEAD": ahead}
+    return {}
 
 
-def compile_for(ahead: int, architecture: str = "sm_90a") -> tuple[bytes, str]:
+def compile_for() -> tuple[bytes, str]:
     """Machine code and the compiler's report; needs no GPU."""
-    return compile_cubin(SOURCE, architecture, defines_for(ahead))
+    return compile_cubin(SOURCE, "sm_90a", defines_for())
 
 
 @functools.cache
-def _kernel(name: str, ahead: int, device: int) -> Kernel:
+def _kernel(name: str, device: int) -> Kernel:
     if torch.cuda.get_device_capability(device)[0] != 9:
         raise KernelError("this kernel is for Hopper (sm_90a)", fix="choose kernels=reference on this GPU")
     with torch.cuda.device(device):
-        cubin = compile_for(ahead)[0]
+        cubin = compile_for()[0]
         if name == "combine":
             return load(cubin, name, COMBINE_THREADS, 0)
         return load(cubin, name, THREADS, SHARED_BYTES)

@@ -7,13 +7,15 @@
 // leaves in shared memory. The value of a key is its first 512 channels: one copy serves both products (K-major, then
 // MN-major).
 //
-// Wants WIDTH (512 or 576 channels), COPIED_BY_THREADS (whether parts come by cp.async instead of the copy engine) and
-// AHEAD: 1 issues a tile's scores before the values of the tile before it, so that its softmax runs beside products;
-// 0 issues values first, so that their memory is free sooner.
+// What each tile takes, in order: values of the tile before (channels 0..511), scores, softmax. The last quarter of the
+// values waits for the scores and is multiplied beside the softmax, so that the tensor cores work on; the rest is freed
+// first, and its memory is filled again while scores are taken.
+//
+// Wants WIDTH (512 or 576 channels) and COPIED_BY_THREADS (whether parts come by cp.async instead of the copy engine).
 
 constexpr int TILE = 64, ROWS = 64, VALUE = 512, CHUNKS = WIDTH / 64;
 constexpr bool ROPED = WIDTH > VALUE;  // a last chunk that is no value
-constexpr int PARTS = ROPED ? 5 : 4, RIGHT = PARTS - 4, LEFT = PARTS - 2;  // the first part of each half of the values
+constexpr int PARTS = ROPED ? 5 : 4, LEFT = PARTS - 4, RIGHT = PARTS - 2;  // the first part of each half of the values
 constexpr int CHUNK = TILE * 128;  // bytes of 64 rows of 64 channels: the unit of the 128-byte swizzle
 constexpr int TILE_BYTES = TILE * WIDTH * 2;
 constexpr int KEYS = ROWS * WIDTH * 2, WEIGHTS = KEYS + 2 * TILE_BYTES, STATE = WEIGHTS + ROWS * TILE * 2;
@@ -24,9 +26,7 @@ constexpr float LAG = 8;
 constexpr u32 shared = 1024;
 
 // Chunks of 64 channels in the order in which scores want them; those of one part are freed together.
-__device__ constexpr int chunk_at(int turn) {
-    return ROPED ? (turn == 0 ? 8 : turn < 5 ? turn + 3 : turn - 5) : turn < 4 ? turn + 4 : turn - 4;
-}
+__device__ constexpr int chunk_at(int turn) { return ROPED ? (turn == 0 ? 8 : turn - 1) : turn; }
 __device__ constexpr int part_at(int turn) { return (turn + ROPED) / 2; }
 __device__ constexpr bool begins_part(int turn) { return turn == 0 || part_at(turn) != part_at(turn - 1); }
 
@@ -69,27 +69,26 @@ __device__ __forceinline__ void issue_scores(float (&scores)[32], int tile) {
     hold(scores);
 }
 
-// Both halves of the 256 channels from FIRST bytes into a tile, each a group of its own.
+// 128 channels from FIRST bytes into a tile.
 template <int BUFFER, int FIRST>
-__device__ __forceinline__ void issue_values(float (&output)[128], const u32 (&weights)[16]) {
+__device__ __forceinline__ void issue_values(float *output, const u32 (&weights)[16]) {
     constexpr u32 values = shared + KEYS + BUFFER * TILE_BYTES + FIRST;
-    hold(output);
     begin_products();
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            multiply_values(output + 64 * half, weights + 4 * k, operand(values + k * 2048 + half * 2 * CHUNK, CHUNK));
-        commit_products();
-    }
+    for (int k = 0; k < 4; k++) multiply_values(output, weights + 4 * k, operand(values + k * 2048, CHUNK));
+    commit_products();
 }
 
-// Waits for what `issue_values` issued and frees it, half by half; `between` runs when one is done.
-template <int BUFFER, int PART, typename Between>
-__device__ __forceinline__ void finish_values(float (&output)[128], const Between &between) {
-    await_products<1>();
+// Both halves of this warpgroup's channels; of channels 256..511, `between` runs before the second begins.
+template <int BUFFER, int FIRST, int PART, typename Between>
+__device__ __forceinline__ void add_values(float (&output)[128], const u32 (&weights)[16], const Between &between) {
+    hold(output);
+    issue_values<BUFFER, FIRST>(output, weights);
+    if (PART == LEFT) issue_values<BUFFER, FIRST + 2 * CHUNK>(output + 64, weights), await_products<1>();
+    else await_products<0>();
     release<BUFFER>(PART);
     between();
+    if (PART == RIGHT) issue_values<BUFFER, FIRST + 2 * CHUNK>(output + 64, weights);
     await_products<0>();
     hold(output);
     release<BUFFER>(PART + 1);
@@ -132,8 +131,6 @@ struct Softmax {
         for (int i = 0; i < 32; i++) sum[i % 4] += s[i] = power(s[i] * scale - base[i / 2 % 2]);
 #pragma unroll
         for (int r = 0; r < 2; r++) total[r] = total[r] * factor[r] + (sum[2 * r] + sum[2 * r + 1]);
-        // Never true: without a branch the assembler moves exponentials behind products that are to run beside them.
-        if (total[0] + total[1] < 0) asm volatile("trap;");
     }
 };
 
@@ -177,6 +174,7 @@ __device__ __forceinline__ void take_scores(float (&scores)[32], Softmax &softma
     issue_scores<BUFFER>(scores, tile);
     await_products<0>();
     hold(scores);
+    if (tile) signal<8, 256>();  // the other warpgroup's last quarter of values may begin
     task.template mask<BUFFER>(scores, tile);
     if (ROPED) release<BUFFER>(0);
     softmax.look(scores, task.scale);
@@ -185,24 +183,11 @@ __device__ __forceinline__ void take_scores(float (&scores)[32], Softmax &softma
 
 // From the weights of tile - 1 to those of `tile`, which lies in BUFFER.
 template <int BUFFER, typename Task>
-__device__ __forceinline__ void advance(float (&output)[128], float (&scores)[32], u32 (&weights)[2][16],
+__device__ __forceinline__ void advance(float (&output)[128], float (&scores)[32], u32 (&weights)[16],
                                         Softmax &softmax, const Task &task, int tile) {
-    if (AHEAD) {
-        issue_scores<BUFFER>(scores, tile);
-        issue_values<1 - BUFFER, 0>(output, weights[1 - BUFFER]);
-        await_products<2>();
-        hold(scores);
-        task.template mask<BUFFER>(scores, tile);
-        if (ROPED) release<BUFFER>(0);
-        softmax.look(scores, task.scale);
-        softmax.weigh(scores, task.scale);
-        finish_values<1 - BUFFER, LEFT>(output, [&] { pass_weights(scores, weights[BUFFER], softmax, true); });
-    } else {
-        issue_values<1 - BUFFER, 0>(output, weights[1 - BUFFER]);
-        finish_values<1 - BUFFER, LEFT>(output, [] {});
-        take_scores<BUFFER>(scores, softmax, task, tile);
-        pass_weights(scores, weights[BUFFER], softmax, true);
-    }
+    add_values<1 - BUFFER, 0, LEFT>(output, weights, [] {});
+    take_scores<BUFFER>(scores, softmax, task, tile);
+    pass_weights(scores, weights, softmax, true);
     rescale(output, softmax.factor[0], softmax.factor[1]);
 }
 
@@ -223,7 +208,7 @@ __device__ __forceinline__ void close(const Task &task, const Softmax &softmax, 
 
 template <typename Task> __device__ __forceinline__ void attend(const Task &task) {
     float output[128], scores[32], factor[2];
-    u32 weights[2][16];
+    u32 weights[16];
     Softmax softmax;
     int last = task.tiles - 1;
 #pragma unroll
@@ -234,7 +219,7 @@ template <typename Task> __device__ __forceinline__ void attend(const Task &task
     for (int i = 0; i < 32; i++) scores[i] = 0;
     if (task.tiles) {
         take_scores<0>(scores, softmax, task, 0);
-        pass_weights(scores, weights[0], softmax, false);
+        pass_weights(scores, weights, softmax, false);
         int tile = 1;
         for (; tile < last; tile += 2) {
             advance<1>(output, scores, weights, softmax, task, tile);
@@ -243,13 +228,11 @@ template <typename Task> __device__ __forceinline__ void attend(const Task &task
         if (tile == last) {
             advance<1>(output, scores, weights, softmax, task, tile);
             task.template clear<1, 0>(last);
-            issue_values<1, 0>(output, weights[1]);
+            add_values<1, 0, LEFT>(output, weights, [] {});
         } else {
             task.template clear<0, 0>(last);
-            issue_values<0, 0>(output, weights[0]);
+            add_values<0, 0, LEFT>(output, weights, [] {});
         }
-        await_products<0>();
-        hold(output);
     }
     close(task, softmax, factor);
     task.template write<0>(output, factor[0], factor[1]);
@@ -264,11 +247,11 @@ __device__ __forceinline__ void accumulate(float (&output)[128], const Task &tas
     float first = read_float(factor), second = read_float(factor + 32);
 #pragma unroll
     for (int k = 0; k < 4; k++) read16(shared + WEIGHTS + k * 2048 + threadIdx.x % 128 * 16, weights + 4 * k);
-    if (tile + 1 < task.tiles) signal<3, 256>();
     if (tile) rescale(output, first, second);
     task.template clear<BUFFER, 4 * CHUNK>(tile);
-    issue_values<BUFFER, 4 * CHUNK>(output, weights);
-    finish_values<BUFFER, RIGHT>(output, [] {});
+    add_values<BUFFER, 4 * CHUNK, RIGHT>(output, weights, [&] {
+        if (tile + 1 < task.tiles) meet<8, 256>(), signal<3, 256>();
+    });
 }
 
 template <typename Task> __device__ __forceinline__ void follow(const Task &task) {

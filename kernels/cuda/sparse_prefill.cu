@@ -1,7 +1,7 @@
 // Sparse MLA prefill for Hopper (sm_90a): one block of threads takes one query token and 64 heads.
 //
 // A warpgroup copies the bf16 latents that a list names into tiles of shared memory, sixteen bytes a thread at a time;
-// two others attend (latent.cuh). Compiled with WIDTH (512 or 576 channels) and AHEAD.
+// two others attend (latent.cuh). Compiled with WIDTH (512 or 576 channels).
 
 #include "hopper.cuh"
 

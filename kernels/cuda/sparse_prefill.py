@@ -49,7 +49,7 @@ def sparse_prefill(
 
 def defines_for(width: int) -> dict[str, int]:
     """Macros the source is compiled with."""
-    return {"WIDTH": width, "AHEAD": 1}
+    return {"WIDTH": width}
 
 
 def compile_for(width: int) -> tuple[bytes, str]:
