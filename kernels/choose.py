@@ -13,7 +13,7 @@ from kernels.errors import KernelError
 from kernels.ops import Ops
 
 BACKENDS = ("reference", "cpu", "triton")
-_MODULES = {"triton": "kernels.triton.engine"}  # where a backend is not a package of its own name
+_MODULES = {"triton": "kernels.triton.engine.ops"}  # where a backend is not a package of its own name
 
 
 def choose_name(name: str = "auto", device: str = "cpu") -> str:

@@ -15,6 +15,8 @@ from kernels.staging import staged
 from kernels.triton.engine.latent import splits_of
 from kernels.triton.engine.rows import turned
 
+_HEADS = 16  # that one program takes
+
 
 def attend(
     queries: Tensor, fresh: Tensor, spec: AttentionSpec, ragged: Ragged, ring: Ring, pages: Pages | None,
@@ -36,16 +38,15 @@ def attend(
         entries = min(entries, selection.entries.shape[1])
     parts = splits_of(rows, spec.heads, spec.window + entries)
     mixed, weights = queries.new_empty(rows, spec.heads, parts, spec.width), queries.new_empty(rows, spec.heads, parts)
-    block = 16 if spec.heads <= 16 else min(64, triton.next_power_of_2(spec.heads))
     narrow = ring.storage.dtype == torch.bfloat16
-    _attend[(rows, parts, triton.cdiv(spec.heads, block))](
+    _attend[(rows, parts, triton.cdiv(spec.heads, _HEADS))](
         turned_queries, fresh, on.positions, on.sequences, on.starts, on.context, on.slots, on.floors, on.tables,
         on.tables.stride(0), ring.storage, ring.storage.stride(0), ring.offset, given.storage, given.storage.stride(0),
         given.offset, chosen, on.positions if selection is None else selection.counts, chosen.stride(0), mixed,
         weights, spec.width**-0.5 * 1.4426950408889634, HEADS=spec.heads, WIDTH=spec.width, WINDOW=spec.window,
-        CAPACITY=ring.capacity, ENTRIES=pages.entries if pages else 1, RATE=pages.rate if pages else 1, BLOCK=block,
-        KEYS=64 if narrow else 32, WIDE=wide, PAGED=pages is not None, SELECTED=selection is not None,
-        num_warps=8 if narrow else 4, num_stages=2,
+        CAPACITY=ring.capacity, ENTRIES=pages.entries if pages else 1, RATE=pages.rate if pages else 1, BLOCK=_HEADS,
+        KEYS=32 if narrow else 16, WIDE=wide, PAGED=pages is not None, SELECTED=selection is not None,
+        num_warps=8, num_stages=1,
     )  # fmt: skip
     _finish[(rows, spec.heads)](
         mixed, weights, spec.sink, on.positions, rope.cos, rope.sin, out, PARTS=parts,
@@ -118,12 +119,12 @@ def _attend(
             page = tl.load(tables + sequence * table_stride + entry // ENTRIES, mask=is_far, other=0).to(tl.int64)
             places = storage + page * page_stride + offset + (entry % ENTRIES) * WIDTH
             keys += tl.load(places[:, None] + channel[None, :], mask=is_far[:, None] & wide, other=0.0)
-        scores = tl.dot(asked, tl.trans(keys), input_precision="ieee") * scale
+        scores = tl.dot(asked, tl.trans(keys), input_precision="tf32x3") * scale
         scores = tl.where(inside[None, :], scores, -float("inf"))
         peak = tl.maximum(most, tl.max(scores, 1))
         shrink, weight = tl.exp2(most - peak), tl.exp2(scores - peak[:, None])
         total = total * shrink + tl.sum(weight, 1)
-        sums = tl.dot(weight.to(keys.dtype), keys, sums * shrink[:, None], input_precision="ieee")
+        sums = tl.dot(weight.to(keys.dtype), keys, sums * shrink[:, None], input_precision="tf32x3")
         most = peak
     found = total > 0
     sums /= tl.where(found, total, 1.0)[:, None]

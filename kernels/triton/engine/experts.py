@@ -15,7 +15,7 @@ from kernels.reference.norm import norm as norm_rows
 from kernels.triton.engine.chained import LAUNCH, chain, follow
 from kernels.triton.engine.linear import FEW_ROWS, rounded
 
-_LINES = 8  # outputs of one program of the few-row products
+_LINES = 2  # outputs of one program of the few-row products
 
 
 def experts(x: Tensor, chosen: Tensor, weights: Tensor, bank: ExpertBank) -> Tensor:
@@ -40,19 +40,19 @@ def _few(
     """One program for a few outputs of one row's one expert."""
     (rows, hidden), slots, inner = x.shape, chosen.shape[1] + 1, bank.inner
     middle, out = x.new_empty(rows, slots, inner), x.new_empty(rows, hidden)
-    tile = min(triton.next_power_of_2(hidden), 1024)
+    tile = min(triton.next_power_of_2(hidden), 2048)
     limited = math.isfinite(bank.limit)
     _few_entering[(triton.cdiv(inner, _LINES), slots, rows)](
         x, bank.gate.matrix, bank.up.matrix, x if norm is None else norm, chosen, middle, eps,
         bank.limit if limited else 0.0, hidden, inner, SLOTS=slots, LAST=bank.experts, LINES=_LINES, TILE=tile,
         TURNS=triton.cdiv(hidden, tile), NORM=norm is not None, LIMITED=limited, ROUNDS=bank.gate.rounds,
-        num_warps=8, **LAUNCH,
+        num_warps=4, **LAUNCH,
     )  # fmt: skip
     tile = min(triton.next_power_of_2(inner), 512)
     _few_leaving[(triton.cdiv(hidden, _LINES), rows)](
         middle, bank.down.matrix, chosen, weights, x if residual is None else residual, out, hidden, inner,
         SLOTS=slots, LAST=bank.experts, LINES=_LINES, TILE=tile, TURNS=triton.cdiv(inner, tile),
-        ADD=residual is not None, ROUNDS=bank.down.rounds, num_warps=8, **LAUNCH,
+        ADD=residual is not None, ROUNDS=bank.down.rounds, num_warps=4, **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -125,8 +125,8 @@ def _entering(
             value = tl.load(source + at[None, :], mask=(lane < count)[:, None] & (at < hidden)[None, :], other=0.0)
             first_matrix = tl.load(gate + begin + at[None, :], mask=inside, other=0.0)
             second_matrix = tl.load(up + begin + at[None, :], mask=inside, other=0.0)
-            opened = tl.dot(value, tl.trans(first_matrix), opened, input_precision="ieee")
-            raised = tl.dot(value, tl.trans(second_matrix), raised, input_precision="ieee")
+            opened = tl.dot(value, tl.trans(first_matrix), opened, input_precision="tf32x3")
+            raised = tl.dot(value, tl.trans(second_matrix), raised, input_precision="tf32x3")
         result = _gated(opened, raised, limit, LIMITED)
         target = middle + place[:, None] * inner + line[None, :]
         tl.store(target, result.to(middle.dtype.element_ty), mask=(lane < count)[:, None] & (line < inner)[None, :])
@@ -152,7 +152,7 @@ def _leaving(
             value = tl.load(middle + place[:, None] * inner + at[None, :], mask=mask, other=0.0)
             inside = (line < hidden)[:, None] & (at < inner)[None, :]
             matrix = tl.load(down + begin + at[None, :], mask=inside, other=0.0)
-            total = tl.dot(value, tl.trans(matrix), total, input_precision="ieee")
+            total = tl.dot(value, tl.trans(matrix), total, input_precision="tf32x3")
         slot, row = place % SLOTS, place // SLOTS
         weight = tl.load(weights + row * (SLOTS - 1) + slot, mask=(lane < count) & (slot < SLOTS - 1), other=1.0)
         target = parts + place[:, None] * hidden + line[None, :]

@@ -95,7 +95,7 @@ def _score(
         page = tl.load(table + entry // ENTRIES, mask=inside, other=0).to(tl.int64)
         places = storage + page * page_stride + offset + (entry % ENTRIES) * WIDTH
         keys = tl.load(places[:, None] + channel[None, :], mask=inside[:, None] & wide, other=0.0).to(tl.float32)
-        dots = tl.dot(asked, tl.trans(keys), input_precision="ieee") * key_scale
+        dots = tl.dot(asked, tl.trans(keys), input_precision="tf32x3") * key_scale
         found = tl.sum(tl.maximum(dots, 0.0) * share[:, None], 0)
         tl.store(scores + row * score_stride + entry, found, mask=inside)
 

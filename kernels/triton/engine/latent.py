@@ -17,7 +17,8 @@ from kernels.triton.engine.chained import LAUNCH, chain, follow
 from kernels.triton.engine.linear import rounded
 
 _PROGRAMS = 264  # two for each multiprocessor of an H200
-_LEAST_KEYS = 64  # that one program takes: fewer are not worth their partial result
+_HEADS = 16  # that one program takes
+_LEAST_KEYS = 128  # that one program takes: fewer are not worth their partial result
 
 
 def store_latent(projected: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, rope: RopeTable) -> None:
@@ -31,15 +32,18 @@ def store_latent(projected: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages,
     )  # fmt: skip
 
 
-def absorb(queries: Tensor, spec: MlaSpec, ragged: Ragged, rope: RopeTable) -> Tensor:
-    """Queries [rows, >= heads * (nope + rope)] -> [rows, heads, rank + rope]: in the latents' space, and rotated."""
-    rows = len(queries)
+def absorb(queries: Tensor, projected: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
+    """`store_latent` of `projected`, and queries [rows, >= heads * (nope + rope)] -> [rows, heads, rank + rope]: in the
+    latents' space, and rotated."""
+    rows, on = len(queries), staged(ragged, queries.device)
     out = queries.new_empty(rows, spec.heads, spec.rank + spec.rope)
     tile = min(triton.next_power_of_2(spec.rank), 128)
-    _absorb[(triton.cdiv(spec.rank, tile), spec.heads, rows)](
-        queries, queries.stride(0), spec.absorb.matrix, staged(ragged, queries.device).positions, rope.cos, rope.sin,
-        out, HEADS=spec.heads, NOPE=spec.nope, RANK=spec.rank, PAIRS=spec.rope // 2, TILE=tile,
-        STILL=triton.next_power_of_2(spec.nope), PAIRED=triton.next_power_of_2(spec.rope // 2),
+    _absorb[(triton.cdiv(spec.rank, tile), spec.heads + 1, rows)](
+        queries, queries.stride(0), spec.absorb.matrix, projected, projected.stride(0), spec.norm, on.positions,
+        on.sequences, on.tables, on.tables.stride(0), pages.storage, pages.storage.stride(0), pages.offset, rope.cos,
+        rope.sin, spec.norm_eps, out, HEADS=spec.heads, NOPE=spec.nope, RANK=spec.rank, PAIRS=spec.rope // 2,
+        COLUMN=spec.column, ENTRIES=pages.entries, TILE=tile, STILL=triton.next_power_of_2(spec.nope),
+        WIDE=triton.next_power_of_2(spec.rank), PAIRED=triton.next_power_of_2(spec.rope // 2),
         ROUNDS=spec.absorb.rounds, num_warps=4, **LAUNCH,
     )  # fmt: skip
     return out
@@ -60,7 +64,7 @@ def rotated(absorbed: Tensor, turning: Tensor, spec: MlaSpec, ragged: Ragged, ro
 
 def splits_of(rows: int, heads: int, keys: int) -> int:
     """Programs that share one row's keys, `keys` at most."""
-    wanted = max(1, _PROGRAMS // (rows * triton.cdiv(heads, 16)))
+    wanted = max(1, _PROGRAMS // (rows * triton.cdiv(heads, _HEADS)))
     return max(1, min(wanted, triton.cdiv(keys, _LEAST_KEYS)))
 
 
@@ -74,16 +78,15 @@ def attend(
     parts = splits_of(rows, spec.heads, keys)
     mixed = query.new_empty(rows, spec.heads, parts, spec.rank)
     weights = query.new_empty(rows, spec.heads, parts)
-    block = max(16, min(64, triton.next_power_of_2(spec.heads))) if spec.heads > 16 else 16
     narrow = pages.storage.dtype == torch.bfloat16
     chosen = on.positions if selection is None else selection.entries
-    _attend[(rows, parts, triton.cdiv(spec.heads, block))](
+    _attend[(rows, parts, triton.cdiv(spec.heads, _HEADS))](
         query, on.positions, on.sequences, on.tables, on.tables.stride(0), pages.storage, pages.storage.stride(0),
         pages.offset, chosen, on.positions if selection is None else selection.counts, chosen.stride(0), mixed,
         weights, spec.scale * 1.4426950408889634, HEADS=spec.heads, RANK=spec.rank, TURNED=spec.rope,
-        ENTRIES=pages.entries, BLOCK=block, KEYS=64 if narrow else 32, WIDE=triton.next_power_of_2(spec.rank),
+        ENTRIES=pages.entries, BLOCK=_HEADS, KEYS=64 if narrow else 16, WIDE=triton.next_power_of_2(spec.rank),
         ROPED=max(16, triton.next_power_of_2(spec.rope)), SELECTED=selection is not None, NARROW=narrow,
-        num_warps=8 if narrow else 4, num_stages=2, **LAUNCH,
+        num_warps=8, num_stages=2, **LAUNCH,
     )  # fmt: skip
     return mixed, weights
 
@@ -132,15 +135,24 @@ def _store_latent(
     eps, COLUMN: tl.constexpr, ENTRIES: tl.constexpr, RANK: tl.constexpr, PAIRS: tl.constexpr, WIDE: tl.constexpr,
     PAIRED: tl.constexpr,
 ):  # fmt: skip
-    """One row's latent, normed, and its key, rotated, to their place."""
     follow()
     chain()
     row = tl.program_id(0).to(tl.int64)
-    at = tl.load(positions + row)
+    _store_row(
+        projected + row * stride + COLUMN, norm, tl.load(positions + row), sequences + row, tables, table_stride,
+        storage, page_stride, offset, cosine, sine, eps, ENTRIES, RANK, PAIRS, WIDE, PAIRED,
+    )  # fmt: skip
+
+
+@triton.jit
+def _store_row(
+    source, norm, at, sequence, tables, table_stride, storage, page_stride, offset, cosine, sine, eps,
+    ENTRIES: tl.constexpr, RANK: tl.constexpr, PAIRS: tl.constexpr, WIDE: tl.constexpr, PAIRED: tl.constexpr,
+):  # fmt: skip
+    """One row's latent, normed, and its key, rotated, to their place."""
     if at >= 0:
-        page = tl.load(tables + tl.load(sequences + row).to(tl.int64) * table_stride + at // ENTRIES).to(tl.int64)
+        page = tl.load(tables + tl.load(sequence).to(tl.int64) * table_stride + at // ENTRIES).to(tl.int64)
         target = storage + page * page_stride + offset + (at % ENTRIES) * (RANK + 2 * PAIRS)
-        source = projected + row * stride + COLUMN
         channel, pair = tl.arange(0, WIDE), tl.arange(0, PAIRED)
         value = tl.load(source + channel, mask=channel < RANK, other=0.0)
         value *= tl.rsqrt(tl.sum(value * value, 0) / RANK + eps)
@@ -182,24 +194,34 @@ def _rotate(
 
 @triton.jit
 def _absorb(
-    queries, stride, matrix, positions, cosine, sine, out, HEADS: tl.constexpr, NOPE: tl.constexpr, RANK: tl.constexpr,
-    PAIRS: tl.constexpr, TILE: tl.constexpr, STILL: tl.constexpr, PAIRED: tl.constexpr, ROUNDS: tl.constexpr,
+    queries, stride, matrix, projected, projected_stride, norm, positions, sequences, tables, table_stride, storage,
+    page_stride, offset, cosine, sine, eps, out, HEADS: tl.constexpr, NOPE: tl.constexpr, RANK: tl.constexpr,
+    PAIRS: tl.constexpr, COLUMN: tl.constexpr, ENTRIES: tl.constexpr, TILE: tl.constexpr, STILL: tl.constexpr,
+    WIDE: tl.constexpr, PAIRED: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
-    """TILE channels of one head's query in the latents' space; the first program of a head also rotates its rest."""
-    head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    channel, still = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.arange(0, STILL)
+    """TILE channels of one head's query in the latents' space; a head's first program also rotates its rest. The first
+    program behind the heads caches the row."""
+    tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    channel, still = tile * TILE + tl.arange(0, TILE), tl.arange(0, STILL)
     place = (head * RANK + channel)[:, None] * NOPE + still[None, :]
+    inside = (channel < RANK)[:, None] & (still < NOPE)[None, :] & (head < HEADS)
     follow()
-    weight = tl.load(matrix + place, mask=(channel < RANK)[:, None] & (still < NOPE)[None, :], other=0.0)
+    weight = tl.load(matrix + place, mask=inside, other=0.0)
     chain()
-    query = tl.load(queries + row * stride + head * NOPE + still, mask=still < NOPE, other=0.0)
-    target = out + (row * HEADS + head) * (RANK + 2 * PAIRS)
-    result = tl.sum(weight.to(tl.float32) * rounded(query, ROUNDS)[None, :], 1)
-    tl.store(target + channel, result, mask=channel < RANK)
-    if tl.program_id(0) == 0:
-        at = tl.maximum(tl.load(positions + row), 0).to(tl.int64)
-        source = queries + row * stride + HEADS * NOPE + head * 2 * PAIRS
-        _turn(source, target + RANK, at, cosine, sine, PAIRS, PAIRED)
+    at = tl.load(positions + row)
+    if head < HEADS:
+        query = tl.load(queries + row * stride + head * NOPE + still, mask=still < NOPE, other=0.0)
+        target = out + (row * HEADS + head) * (RANK + 2 * PAIRS)
+        result = tl.sum(weight.to(tl.float32) * rounded(query, ROUNDS)[None, :], 1)
+        tl.store(target + channel, result, mask=channel < RANK)
+        if tile == 0:
+            source = queries + row * stride + HEADS * NOPE + head * 2 * PAIRS
+            _turn(source, target + RANK, tl.maximum(at, 0).to(tl.int64), cosine, sine, PAIRS, PAIRED)
+    elif tile == 0:
+        _store_row(
+            projected + row * projected_stride + COLUMN, norm, at, sequences + row, tables, table_stride, storage,
+            page_stride, offset, cosine, sine, eps, ENTRIES, RANK, PAIRS, WIDE, PAIRED,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -244,13 +266,13 @@ def _attend(
         roped = tl.load(
             places[:, None] + RANK + turned[None, :], mask=inside[:, None] & (turned < TURNED)[None, :], other=0.0
         )
-        scores = tl.dot(latent, tl.trans(cached), input_precision="ieee")
-        scores = tl.dot(key, tl.trans(roped), scores, input_precision="ieee") * scale
+        scores = tl.dot(latent, tl.trans(cached), input_precision="tf32x3")
+        scores = tl.dot(key, tl.trans(roped), scores, input_precision="tf32x3") * scale
         scores = tl.where(inside[None, :], scores, -float("inf"))
         peak = tl.maximum(most, tl.max(scores, 1))
         shrink, weight = tl.exp2(most - peak), tl.exp2(scores - peak[:, None])
         total = total * shrink + tl.sum(weight, 1)
-        sums = tl.dot(weight.to(cached.dtype), cached, sums * shrink[:, None], input_precision="ieee")
+        sums = tl.dot(weight.to(cached.dtype), cached, sums * shrink[:, None], input_precision="tf32x3")
         most = peak
     found = total > 0
     sums /= tl.where(found, total, 1.0)[:, None]
@@ -267,14 +289,16 @@ def _joined(
     lane, channel = tl.arange(0, LANES), tl.arange(0, WIDE)
     weight = tl.load(weights + place + lane, mask=lane < PARTS, other=-float("inf"))
     peak = tl.max(weight, 0)
-    share = tl.where(weight > -float("inf"), tl.exp2(weight - peak), 0.0)
-    total = tl.sum(share, 0)
-    share /= tl.where(total > 0, total, 1.0)
-    result = tl.zeros((WIDE,), tl.float32)
-    for part in range(PARTS):
-        value = tl.load(mixed + (place + part) * RANK + channel, mask=channel < RANK, other=0.0)
-        result += value * tl.sum(tl.where(lane == part, share, 0.0), 0)
-    return result
+    total = tl.sum(tl.where(weight > -float("inf"), tl.exp2(weight - peak), 0.0), 0)
+    some, result = tl.arange(0, min(LANES, 16)), tl.zeros((WIDE,), tl.float32)
+    for first in tl.static_range(0, PARTS, 16):
+        part = first + some
+        weight = tl.load(weights + place + part, mask=part < PARTS, other=-float("inf"))
+        share = tl.where(weight > -float("inf"), tl.exp2(weight - peak), 0.0)
+        inside = (share > 0)[:, None] & (channel < RANK)[None, :]
+        value = tl.load(mixed + (place + part)[:, None] * RANK + channel[None, :], mask=inside, other=0.0)
+        result += tl.sum(value * share[:, None], 0)
+    return result / tl.where(total > 0, total, 1.0)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from kernels.reference.linear import linear as linear_by_library
 from kernels.triton.engine.chained import LAUNCH, chain, follow
 
 FEW_ROWS = 4  # up to as many the product is bound by reading the weights, and tensor cores have nothing to do
-_TILE = 8192  # weights that one program holds at a time
+_TILE = 16_384  # bytes of weights that one program holds at a time
 
 
 def linear(x: Tensor, weight: Dense) -> Tensor:
@@ -38,7 +38,7 @@ def few_rows(
     groups, columns, inner = weight.matrix.shape
     out = x.new_empty(x.shape[0], groups * columns)
     tile = min(triton.next_power_of_2(inner), 2048)
-    lines = max(1, min(_TILE // tile, triton.next_power_of_2(columns)))
+    lines = max(1, min(_TILE // tile // weight.matrix.itemsize, triton.next_power_of_2(columns)))
     _few_rows[(triton.cdiv(columns, lines), groups, x.shape[0])](
         x, weight.matrix, x if norm is None else norm, x if residual is None else residual, out, x.stride(0), columns,
         inner, eps, LINES=lines, TILE=tile, TURNS=triton.cdiv(inner, tile), NORM=norm is not None or unit,

@@ -21,9 +21,8 @@ def mla_layer(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: Ro
 def _few(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
     spec, eps, router = layer.attention, layer.norm_eps, layer.router
     projected = few_rows(x, layer.input, layer.attention_norm, eps)
-    latent.store_latent(projected, spec, ragged, pages, rope)
     queries = projected if layer.query is None else few_rows(projected, layer.query, layer.query_norm, spec.norm_eps)
-    mixed = latent.attend(latent.absorb(queries, spec, ragged, rope), spec, ragged, pages, None)
+    mixed = latent.attend(latent.absorb(queries, projected, spec, ragged, pages, rope), spec, ragged, pages, None)
     x = few_rows(latent.leave(*mixed, spec.output), layer.output, residual=x)
     if router is None:
         chosen, weights = _nobody(x)

@@ -19,7 +19,8 @@ def hyper_pre(x: Tensor, site: HyperSite) -> tuple[Tensor, Tensor, Tensor]:
     out, post, comb = x.new_empty(rows, hidden), x.new_empty(rows, m), x.new_empty(rows, m, m)
     _site[(rows,)](
         _coefficients(x, site), site.scale, site.base, x, site.norm, out, post, comb, site.hyper_eps, site.norm_eps,
-        M=m, HIDDEN=hidden, TURNS=site.iterations, WIDE=triton.next_power_of_2(hidden), COLLAPSE=True, num_warps=8,
+        M=m, LANES=triton.next_power_of_2(m), HIDDEN=hidden, TURNS=site.iterations,
+        WIDE=triton.next_power_of_2(hidden), COLLAPSE=True, num_warps=8,
     )  # fmt: skip
     return out, post, comb
 
@@ -30,7 +31,8 @@ def hyper_mix(x: Tensor, site: HyperSite) -> tuple[Tensor, Tensor, Tensor]:
     pre, post, comb = x.new_empty(rows, m), x.new_empty(rows, m), x.new_empty(rows, m, m)
     _site[(rows,)](
         _coefficients(x, site), site.scale, site.base, x, site.norm, pre, post, comb, site.hyper_eps, site.norm_eps,
-        M=m, HIDDEN=hidden, TURNS=site.iterations, WIDE=16, COLLAPSE=False, num_warps=1,
+        M=m, LANES=triton.next_power_of_2(m), HIDDEN=hidden, TURNS=site.iterations, WIDE=16,
+        COLLAPSE=False, num_warps=1,
     )  # fmt: skip
     return pre, post, comb
 
@@ -51,7 +53,7 @@ def hyper_head(x: Tensor, head: HyperHead) -> Tensor:
     out = x.new_empty(rows, hidden)
     _head[(rows,)](
         _coefficients(x, head), head.scale, head.base, x, head.norm, out, head.hyper_eps, head.norm_eps, M=m,
-        HIDDEN=hidden, WIDE=triton.next_power_of_2(hidden), GIVEN=False, num_warps=8,
+        LANES=triton.next_power_of_2(m), HIDDEN=hidden, WIDE=triton.next_power_of_2(hidden), GIVEN=False, num_warps=8,
     )  # fmt: skip
     return out
 
@@ -61,8 +63,8 @@ def hyper_collapse(x: Tensor, pre: Tensor, weight: Tensor, eps: float) -> Tensor
     rows, m, hidden = x.shape
     out = x.new_empty(rows, hidden)
     _head[(rows,)](
-        pre, pre, pre, x, weight, out, 0.0, eps, M=m, HIDDEN=hidden, WIDE=triton.next_power_of_2(hidden), GIVEN=True,
-        num_warps=8,
+        pre, pre, pre, x, weight, out, 0.0, eps, M=m, LANES=triton.next_power_of_2(m), HIDDEN=hidden,
+        WIDE=triton.next_power_of_2(hidden), GIVEN=True, num_warps=8,
     )  # fmt: skip
     return out
 
@@ -94,43 +96,51 @@ def _sigmoid(value):
 
 @triton.jit
 def _site(
-    z, scale, base, x, norm, out, post, comb, hyper_eps, norm_eps, M: tl.constexpr, HIDDEN: tl.constexpr,
-    TURNS: tl.constexpr, WIDE: tl.constexpr, COLLAPSE: tl.constexpr,
+    z, scale, base, x, norm, out, post, comb, hyper_eps, norm_eps, M: tl.constexpr, LANES: tl.constexpr,
+    HIDDEN: tl.constexpr, TURNS: tl.constexpr, WIDE: tl.constexpr, COLLAPSE: tl.constexpr,
 ):  # fmt: skip
     """A site's three coefficients of one row, `comb` by Sinkhorn, and with COLLAPSE the block's input."""
     row = tl.program_id(0).to(tl.int64)
-    stream = tl.arange(0, M)
+    stream = tl.arange(0, LANES)
+    inside = stream < M
+    square = inside[:, None] & inside[None, :]
     source = z + row * (2 + M) * M
     first, second, third = tl.load(scale), tl.load(scale + 1), tl.load(scale + 2)
-    before = _sigmoid(tl.load(source + stream) * first + tl.load(base + stream)) + hyper_eps
-    after = 2 * _sigmoid(tl.load(source + M + stream) * second + tl.load(base + M + stream))
-    tl.store(post + row * M + stream, after)
+    before = _sigmoid(
+        tl.load(source + stream, mask=inside, other=0.0) * first + tl.load(base + stream, mask=inside, other=0.0)
+    )
+    before += hyper_eps
+    after = tl.load(source + M + stream, mask=inside, other=0.0) * second
+    after = 2 * _sigmoid(after + tl.load(base + M + stream, mask=inside, other=0.0))
+    tl.store(post + row * M + stream, after, mask=inside)
     place = 2 * M + stream[:, None] * M + stream[None, :]
-    mixing = tl.load(source + place) * third + tl.load(base + place)
-    mixing = tl.exp(mixing - tl.max(mixing, 1)[:, None])
-    mixing = mixing / tl.sum(mixing, 1)[:, None] + hyper_eps
+    mixing = tl.load(source + place, mask=square, other=0.0) * third + tl.load(base + place, mask=square, other=0.0)
+    mixing = tl.where(square, mixing, -float("inf"))
+    mixing = tl.where(square, tl.exp(mixing - tl.max(mixing, 1)[:, None]), 0.0)
+    mixing = tl.where(square, mixing / tl.sum(mixing, 1)[:, None] + hyper_eps, 0.0)
     mixing /= tl.sum(mixing, 0)[None, :] + hyper_eps
     for _ in range(TURNS - 1):
         mixing /= tl.sum(mixing, 1)[:, None] + hyper_eps
         mixing /= tl.sum(mixing, 0)[None, :] + hyper_eps
-    tl.store(comb + row * M * M + stream[:, None] * M + stream[None, :], mixing)
+    tl.store(comb + row * M * M + stream[:, None] * M + stream[None, :], mixing, mask=square)
     if COLLAPSE:
         channel = tl.arange(0, WIDE)
         result = _collapsed(x, row, before, stream, norm, norm_eps, M, HIDDEN, WIDE)
         tl.store(out + row * HIDDEN + channel, result, mask=channel < HIDDEN)
     else:
-        tl.store(out + row * M + stream, before)
+        tl.store(out + row * M + stream, before, mask=inside)
 
 
 @triton.jit
 def _head(
-    z, scale, base, x, norm, out, hyper_eps, norm_eps, M: tl.constexpr, HIDDEN: tl.constexpr, WIDE: tl.constexpr,
-    GIVEN: tl.constexpr,
+    z, scale, base, x, norm, out, hyper_eps, norm_eps, M: tl.constexpr, LANES: tl.constexpr, HIDDEN: tl.constexpr,
+    WIDE: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
-    row, stream, channel = tl.program_id(0).to(tl.int64), tl.arange(0, M), tl.arange(0, WIDE)
-    weights = tl.load(z + row * M + stream)
+    row, stream, channel = tl.program_id(0).to(tl.int64), tl.arange(0, LANES), tl.arange(0, WIDE)
+    inside = stream < M
+    weights = tl.load(z + row * M + stream, mask=inside, other=0.0)
     if not GIVEN:
-        weights = _sigmoid(weights * tl.load(scale) + tl.load(base + stream)) + hyper_eps
+        weights = _sigmoid(weights * tl.load(scale) + tl.load(base + stream, mask=inside, other=0.0)) + hyper_eps
     result = _collapsed(x, row, weights, stream, norm, norm_eps, M, HIDDEN, WIDE)
     tl.store(out + row * HIDDEN + channel, result, mask=channel < HIDDEN)
 

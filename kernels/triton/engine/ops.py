@@ -1,0 +1,39 @@
+"""Triton backend of the engine's operators: decode's own kernels, torch where a device's library is as good."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kernels import reference
+from kernels.triton.engine.attend import attend
+from kernels.triton.engine.compress import compress
+from kernels.triton.engine.experts import experts
+from kernels.triton.engine.index import index_topk, store_index_key
+from kernels.triton.engine.latent import attend_latent, read_rows, store_latent
+from kernels.triton.engine.linear import linear
+from kernels.triton.engine.mla_layer import mla_layer
+from kernels.triton.engine.routing import route_groups
+from kernels.triton.engine.rows import latent, store_rows
+from kernels.triton.engine.streams import hyper_head, hyper_post, hyper_pre
+
+OPS = replace(
+    reference.OPS,
+    name="triton",
+    captures=True,
+    linear=linear,
+    hyper_pre=hyper_pre,
+    hyper_post=hyper_post,
+    hyper_head=hyper_head,
+    latent=latent,
+    compress=compress,
+    index_topk=index_topk,
+    attend=attend,
+    store_rows=store_rows,
+    experts=experts,
+    store_latent=store_latent,
+    attend_latent=attend_latent,
+    store_index_key=store_index_key,
+    read_rows=read_rows,
+    route_groups=route_groups,
+    mla_layer=mla_layer,
+)
