@@ -29,8 +29,8 @@ struct Candidates {
     __device__ __forceinline__ void add(u32 key, int index) { list[atomicAdd(filled, 1u)] = candidate(key, index); }
 };
 
-// Of scores to come, whose indices are higher, only keys above this count once a cut has given `least`: one equal to it is
-// no better where whole keys decided, and may be where the cut went between keys.
+// Of scores to come, whose indices are higher, only keys above this count once a cut has given `least`: equal ones are
+// no better where indices decided, but may be where a few digits of the keys did.
 __device__ __forceinline__ u32 admitted_after(u64 least) { return (u32)(least >> 32) - ((u32)least == 0); }
 
 template <typename Team> __device__ __forceinline__ u32 sum_before(Desk &desk, u32 value, u32 &all) {
@@ -62,7 +62,8 @@ template <typename Team> __device__ __forceinline__ void find_digit(Desk &desk, 
     u32 above = sum_before<Team>(desk, sum, all);
 #pragma unroll
     for (int i = 0; i < DIGITS_EACH; i++) {
-        if (above < need && need <= above + counts[i]) desk.digit = top - i, desk.above = above, desk.inside = counts[i];
+        if (above < need && need <= above + counts[i])
+            desk.digit = top - i, desk.above = above, desk.inside = counts[i];
         above += counts[i];
     }
     Team::meet();
@@ -122,7 +123,8 @@ template <typename Team> __device__ __forceinline__ u64 cut(Desk &desk, const Ca
 
 // The indices of at most `count` candidates in ascending order, then -1; they lie from `first` to before `end`.
 template <typename Team>
-__device__ __forceinline__ void write_indices(Desk &desk, const Candidates &of, u32 count, int first, int end, int *to) {
+__device__ __forceinline__ void write_indices(Desk &desk, const Candidates &of, u32 count, int first, int end,
+                                              int *to) {
     constexpr int SPAN = DIGITS * 32;  // as many indices have a bit each
     int thread = Team::thread();
     u32 filled = *of.filled, written = 0;

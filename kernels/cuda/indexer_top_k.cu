@@ -1,8 +1,9 @@
 // Index scores and the k best keys of every token in one launch: scores are never written. Definition:
-// kernels/reference/indexer_top_k.py; how scores come about: mqa_logits.cuh; how the best are kept: indexer_candidates.cuh.
+// kernels/reference/indexer_top_k.py; how scores come about: mqa_logits.cuh; how the best are kept:
+// indexer_candidates.cuh.
 //
 // A group of tokens whose tiles are shared by several blocks is finished by the last of them: each leaves its k best in
-// the workspace, and the last one puts them together. Compiled with ROOM (candidates of a token in shared memory) besides.
+// the workspace, and the last one puts them together. Compiled with ROOM (candidates of a token in shared memory) too.
 
 #include "mqa_logits.cuh"
 
@@ -41,17 +42,22 @@ struct Collector {
     int lower[SUMS], upper[SUMS];
     u32 admitted[SUMS];  // keys above this
 
-    __device__ __forceinline__ Desk &desk() const { return *(Desk *)(memory + DESKS - shared + Team::number() * DESK_BYTES); }
+    __device__ __forceinline__ Desk &desk() const {
+        return *(Desk *)(memory + DESKS - shared + Team::number() * DESK_BYTES);
+    }
+    // Shared memory: candidates there are and keys admitted, of each token; a note for each team.
+    static __device__ __forceinline__ u32 *counts() { return (u32 *)(memory + COUNTS - shared); }
     // Of this team's token `at`.
     __device__ __forceinline__ Candidates candidates(int at) const {
-        return {(u64 *)(memory + LISTS - shared) + (offset + at) * ROOM, (u32 *)(memory + COUNTS - shared) + offset + at};
+        return {(u64 *)(memory + LISTS - shared) + (offset + at) * ROOM, counts() + offset + at};
     }
-    __device__ __forceinline__ u32 &admission(int at) const { return ((u32 *)(memory + COUNTS - shared))[GROUP + offset + at]; }
-    __device__ __forceinline__ u32 &note() const { return ((u32 *)(memory + COUNTS - shared))[2 * GROUP + Team::number()]; }
+    __device__ __forceinline__ u32 &admission(int at) const { return counts()[GROUP + offset + at]; }
+    __device__ __forceinline__ u32 &note() const { return counts()[2 * GROUP + Team::number()]; }
 
     __device__ __forceinline__ void begin(u32 bounds, int from) {
         offset = from;
-        first = read_int(bounds), tiles = read_int(bounds + 4), token = read_int(bounds + 8), count = read_int(bounds + 12);
+        first = read_int(bounds), tiles = read_int(bounds + 4);
+        token = read_int(bounds + 8), count = read_int(bounds + 12);
         skip = read_int(bounds + 16), all = read_int(bounds + 20);
 #pragma unroll
         for (int i = 0; i < SUMS; i++) {
@@ -88,7 +94,8 @@ struct Collector {
 #pragma unroll
         for (int i = 0; i < SUMS; i++) {
             u32 key = ordered(scores.of[i]);
-            if (key > admitted[i] && index >= lower[i] && index < upper[i]) candidates(first_token() + i).add(key, index);
+            if (key > admitted[i] && index >= lower[i] && index < upper[i])
+                candidates(first_token() + i).add(key, index);
         }
     }
 
@@ -169,7 +176,8 @@ __device__ __forceinline__ void fill_empty(const Parameters &p) {
     for (int i = blockIdx.x; i < Group::all(p.scoring); i += gridDim.x) {
         Group group(p.scoring, i);
         if (group.tiles) continue;
-        for (int at = threadIdx.x; at < group.count * p.count; at += THREADS) p.indices[(u64)group.token * p.count + at] = -1;
+        for (int at = threadIdx.x; at < group.count * p.count; at += THREADS)
+            p.indices[(u64)group.token * p.count + at] = -1;
     }
 }
 

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from kernels.cuda.driver import Kernel, compile_cubin, load
-from kernels.cuda.mqa_logits import Plan, Scoring, multiprocessors, scoring_bytes, scoring_of
+from kernels.cuda.mqa_logits import Plan, Scoring, is_joined, multiprocessors, scoring_bytes, scoring_of
 from kernels.cuda.mqa_logits import defines_for as scoring_defines
 from kernels.errors import KernelError
 from kernels.reference.mqa_logits import MqaOperands, check_operands, tokens_of_a_sequence
 
 SOURCE = Path(__file__).with_suffix(".cu")
 MOST_CHOSEN = 2048
-_MOST_TOKENS, _STAGES = 2, {True: 14, False: 6}
+_MOST_TOKENS, _STAGES = 2, {True: 12, False: 6}
 _DESK_BYTES = 4096 + 20
 
 
@@ -78,7 +78,8 @@ def plan_of(given: MqaOperands) -> Plan:
     """As for scores alone, with fewer tokens and stages: a token's candidates need room."""
     heads, tokens = given.queries.shape[1], tokens_of_a_sequence(given)
     split, page = tokens <= _MOST_TOKENS, 0 if given.keys.table is None else given.keys.values.shape[1]
-    return Plan(heads, tokens if split else _MOST_TOKENS, split, _STAGES[split], 2 if split else 1, page)
+    return Plan(heads, tokens if split else _MOST_TOKENS, split, _STAGES[split], 2 if split else 1, page,
+                joined=split and is_joined(given.keys))  # fmt: skip
 
 
 def room_of(plan: Plan) -> int:

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from kernels.cuda.driver import Kernel, compile_cubin, load, tensor_map
 from kernels.errors import KernelError
-from kernels.reference.mqa_logits import WIDTH, MqaOperands, check_operands, tokens_of_a_sequence
+from kernels.reference.mqa_logits import WIDTH, IndexKeys, MqaOperands, check_operands, tokens_of_a_sequence
 
 SOURCE = Path(__file__).with_suffix(".cu")
 TILE = 64
+JOINED_ROWS = 66  # of 128 bytes: 64 keys and their scales
 _MOST_COLUMNS = {16: 128, 32: 256, 64: 256}  # of a warpgroup, heads times tokens, by heads: what registers hold
 _SHARED_BYTES = 232_448 - 1024
 
@@ -37,7 +38,7 @@ class Plan:
     page: int  # keys; 0: one page has all
     warpgroups: int = 2
     buffers: int = 2
-    ordered: bool = False
+    joined: bool = False  # pages are tiles with their scales right behind them
 
     @property
     def group(self) -> int:
@@ -96,8 +97,19 @@ def plan_of(given: MqaOperands) -> Plan:
     page = 0 if given.keys.table is None else given.keys.values.shape[1]
     most = _MOST_COLUMNS[heads]
     if tokens * heads <= 128:
-        return Plan(heads, 1 << (tokens - 1).bit_length(), True, 16, 2, page, warpgroups=3, buffers=1)
+        return Plan(heads, 1 << (tokens - 1).bit_length(), True, 15, 2, page, 3, 1, is_joined(given.keys))
     return Plan(heads, most // heads, False, 8, 2, page, buffers=1)
+
+
+def is_joined(keys: IndexKeys) -> bool:
+    """Whether each page is a tile of values with its scales right behind them, which one copy takes."""
+    behind = keys.scales.data_ptr() - keys.values.data_ptr() == TILE * WIDTH
+    return (
+        keys.table is not None
+        and keys.values.shape[1] == TILE
+        and behind
+        and (keys.scales.stride(0) * 4 == keys.values.stride(0))
+    )
 
 
 def scoring_of(given: MqaOperands, plan: Plan, columns: int) -> Scoring:
@@ -111,8 +123,10 @@ def scoring_of(given: MqaOperands, plan: Plan, columns: int) -> Scoring:
         table_stride=0 if table is None else table.shape[1], columns=columns,
     )  # fmt: skip
     queries = given.queries.view(torch.bfloat16).view(1, -1, WIDTH // 2)
-    keys = values.view(torch.bfloat16)
-    for field, tensor, rows in (("queries", queries, plan.query_box), ("keys", keys, _box(plan))):
+    keys, box = values.view(torch.bfloat16), _box(plan)
+    if plan.joined:
+        keys, box = keys.as_strided((len(values), JOINED_ROWS, WIDTH // 2), keys.stride()), JOINED_ROWS
+    for field, tensor, rows in (("queries", queries, plan.query_box), ("keys", keys, box)):
         described = tensor_map(tensor, (1, rows, WIDTH // 2))
         ctypes.memmove(ctypes.addressof(getattr(found, field)), described, len(described))
     return found
@@ -122,7 +136,7 @@ def defines_for(plan: Plan) -> dict[str, int]:
     """Macros the source is compiled with."""
     return {"HEADS": plan.heads, "TOKENS": plan.tokens, "SPLIT": int(plan.split), "STAGES": plan.stages,
             "QUERY_STAGES": plan.query_stages, "PAGE": plan.page, "BOX": _box(plan), "WARPGROUPS": plan.warpgroups,
-            "BUFFERS": plan.buffers, "ORDERED": int(plan.ordered)}  # fmt: skip
+            "BUFFERS": plan.buffers, "JOINED": int(plan.joined)}  # fmt: skip
 
 
 def _box(plan: Plan) -> int:
@@ -136,7 +150,7 @@ def compile_for(plan: Plan, architecture: str = "sm_90a") -> tuple[bytes, str]:
 
 def scoring_bytes(plan: Plan) -> int:
     """Shared memory for queries, keys, scales, weights, bounds and barriers."""
-    queries, keys = plan.group * plan.heads * WIDTH, TILE * (WIDTH + 4)
+    queries, keys = plan.group * plan.heads * WIDTH, 9 * 1024 if plan.joined else TILE * (WIDTH + 4)
     bounds = plan.group * plan.heads * 4 + -(-(32 + plan.group * 8) // 16) * 16
     barriers = 16 * (plan.stages + plan.query_stages)
     return plan.query_stages * (queries + bounds) + plan.stages * keys + barriers + 128

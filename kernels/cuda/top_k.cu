@@ -158,10 +158,15 @@ __device__ __forceinline__ float4 read4(const Row &row, int place) {
 // First digits counted and upper halves kept; zero, which no score has, stands behind the end.
 __device__ __forceinline__ void take4(Shared &s, const Row &row, int place, float4 four) {
     u32 keys[4] = {ordered(four.x), ordered(four.y), ordered(four.z), ordered(four.w)};
+    if (place + 4 <= row.length) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (place + i < row.length) atomicAdd(&s.first[keys[i] >> 19], 1u);
-        else keys[i] = 0;
+        for (int i = 0; i < 4; i++) atomicAdd(&s.first[keys[i] >> 19], 1u);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (place + i < row.length) atomicAdd(&s.first[keys[i] >> 19], 1u);
+            else keys[i] = 0;
+        }
     }
 #if CACHED
     int owner = place - row.start >> row.log, unit = (place & ((1 << row.log) - 1)) / 8;
@@ -183,16 +188,22 @@ __device__ __forceinline__ void read_row(Shared &s, const Row &row) {
     }
 }
 
+// Bit 0: the lower half of a word is zero, bit 1: the upper one.
+__device__ __forceinline__ u32 zero_halves(u32 word) {
+    u32 found = ((word & 0x7fff7fffu) + 0x7fff7fffu | word) >> 15 & 0x10001;  // those that are not
+    return ~(found | found >> 15) & 3;
+}
+
 // `act(composite)` for every score of this thread's whose first digits are `digit`.
 template <typename Act> __device__ __forceinline__ void each_of(Shared &s, const Row &row, u32 digit, const Act &act) {
 #if CACHED
     int start = row.start + (threadIdx.x << row.log);
     for (int unit = 0; unit < 1 << (row.log - 3); unit++) {
         uint4 found = s.halves[threadIdx.x * row.pitch + unit];
-        u32 words[4] = {found.x, found.y, found.z, found.w};
+        u32 words[4] = {found.x, found.y, found.z, found.w}, bits = 0;
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            if ((words[i / 2] >> (i % 2 * 16 + 3) & 0x1fff) == digit) act(row.at(start + unit * 8 + i));
+        for (int i = 0; i < 4; i++) bits |= zero_halves((words[i] ^ digit * 0x80008u) & 0xfff8fff8u) << 2 * i;
+        for (; bits; bits &= bits - 1) act(row.at(start + unit * 8 + __ffs(bits) - 1));
     }
 #else
     constexpr int AHEAD = 4;
@@ -269,12 +280,15 @@ __device__ __forceinline__ void write(Shared &s, const Row &row, u64 least, int 
     u64 taken = 0;
     for (int unit = 0; unit < 1 << (row.log - 3); unit++) {
         uint4 found = s.halves[threadIdx.x * row.pitch + unit];
-        u32 words[4] = {found.x, found.y, found.z, found.w}, bits = 0;
+        u32 words[4] = {found.x, found.y, found.z, found.w}, bits = 0, equal = 0, above = half << 16 | 0xffff;
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            u32 mine = words[i / 2] >> i % 2 * 16 & 0xffff;
-            if (mine > half || (mine == half && row.at(start + unit * 8 + i) >= least)) bits |= 1u << i;
+        for (int i = 0; i < 4; i++) {
+            if (words[i] << 16 > above) bits |= 1u << 2 * i;
+            if (words[i] > above) bits |= 2u << 2 * i;
+            equal |= zero_halves(words[i] ^ half * 0x10001u) << 2 * i;
         }
+        for (; equal; equal &= equal - 1)
+            if (row.at(start + unit * 8 + __ffs(equal) - 1) >= least) bits |= equal & -equal;
         taken |= (u64)bits << unit * 8;
     }
     to += sum_before_in_cluster(s, __popcll(taken));

@@ -1,5 +1,5 @@
-// Just enough of CUDA to run one cluster of blocks after another on a CPU, its threads as coroutines. For kernels without
-// assembly.
+// Just enough of CUDA to run one cluster of blocks after another on a CPU, its threads as coroutines. For kernels
+// without assembly.
 // Every warp operation takes all 32 threads of a warp, which must arrive at the same one.
 
 #include <math.h>

@@ -23,8 +23,8 @@ from kernels.testing.top_k import HOSTILE, make_scores
 CPU = torch.device("cpu")
 PLANS = [
     Plan(64, 2, False, 6, 1, 0),
-    Plan(64, 1, True, 14, 2, 64),
-    Plan(64, 2, True, 14, 2, 61),
+    Plan(64, 1, True, 12, 2, 64, joined=True),
+    Plan(64, 2, True, 12, 2, 61),
     Plan(16, 2, False, 6, 1, 1),
 ]
 
