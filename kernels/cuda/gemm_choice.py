@@ -11,7 +11,7 @@ from kernels.reference.gemm import DEPTH
 WIDTHS = (8, 16, 32, 64, 128)
 PROCESSORS = 132  # multiprocessors of an H100 or H200
 _SPREAD = 1.3  # of the largest group's tokens over the average's, which should fit one tile
-_STRANDED = 4  # multiprocessors that clusters of four cannot use
+_FEW_TILES, _MOST_SPLIT = 64, 3  # below so many tiles of 64 rows, channels are split; four do not divide the chip
 _SHARED_BYTES = 232_448 - 1024  # what a block may ask for, and room to align
 
 
@@ -80,21 +80,29 @@ def choose_stream(rows: int, channels: int, groups: int, tokens: int, fp4: bool 
         tokens = math.ceil(tokens * _SPREAD)
     width = next((width for width in WIDTHS if width >= tokens), WIDTHS[-1])
     if fp4:
-        return Stream(min(width, 32), 4, 1, 1, once=False)
+        return Stream(width, 4, 1, 1, once=False) if width <= 32 else Stream(64, 2, 1, 1, once=False)
     if groups > 1 or tokens > 2 * WIDTHS[-1]:
-        return _for_many(width, grain)
+        return _for_many(rows, width, groups * -(-tokens // width), grain)
     return _for_few(rows, channels, width, -(-tokens // width))
 
 
-def _for_many(width: int, grain: int) -> Stream:
-    """Many tiles: blocks of threads that stay."""
-    if width < WIDTHS[-1]:
-        return Stream(width, 2, 2 if width < 64 else 1, 1, once=False)
-    return Stream(width, 2, 1, 1, once=False, passes=2 if grain == 128 else 1)
+def _for_many(rows: int, width: int, token_tiles: int, grain: int) -> Stream:
+    """Many tiles: blocks of threads that stay, and tiles as large as leave none of them without one."""
+    if width < WIDTHS[-1] or grain == 32:
+        return Stream(min(width, 64), 2, 2 if width < 64 else 1, 1, once=False)
+    large = -(-rows // 256) * token_tiles >= PROCESSORS
+    return Stream(width, 2, 1, 1, once=False, passes=2 if large else 1)
 
 
 def _for_few(rows: int, channels: int, width: int, token_tiles: int) -> Stream:
-    """Every multiprocessor reads weights: few rows a block of threads, and channels are split where rows are few."""
-    tiles = -(-rows // 64) * token_tiles
-    split = max(min((PROCESSORS - _STRANDED) // tiles, 4, channels // DEPTH // 8), 1)
-    return Stream(width, 1, 2, split, once=tiles * split <= PROCESSORS)
+    """Every multiprocessor reads weights: few rows a block of threads, and channels are split where rows are few.
+
+    How channels are divided depends on the weights alone: up to 128 tokens, all cuts give a token the same bits.
+    """
+    row_tiles = -(-rows // 64)
+    split = max(min(PROCESSORS // row_tiles, _MOST_SPLIT, channels // DEPTH // 8), 1) if row_tiles < _FEW_TILES else 1
+    if split == 1 and width >= 64 and row_tiles * token_tiles * 2 <= PROCESSORS:
+        width, token_tiles = width // 2, token_tiles * 2
+    if width == WIDTHS[0] and row_tiles * token_tiles > PROCESSORS:
+        return Stream(width, 1, 2, 1, once=False, resident=2)
+    return Stream(width, 1, 2, split, once=row_tiles * token_tiles * split <= PROCESSORS or split > 1)

@@ -23,7 +23,9 @@ __device__ __forceinline__ void prefetch_map(const void *map) {
 }
 
 // All threads of all blocks of the cluster. Barriers that were shown before are seen behind it, other stores are not.
-__device__ __forceinline__ void arrive_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ __forceinline__ void arrive_cluster() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // Where `address` of this block's shared memory lies in the block `rank` of the cluster.

@@ -2,9 +2,9 @@
 //
 // Weights are streamed once through a ring of shared memory by one thread; they are the M side of the products, tokens
 // the N side. ROW_GROUPS warpgroups take 64 rows each; DEPTH_GROUPS of them take turns over blocks of 128 channels, and
-// SPLIT blocks of threads (a cluster) share one tile's channels. Sums of 128 channels leave the tensor cores times their
-// scales; partial sums are sent to the block that adds them in a fixed order, so that a token's bits depend on nothing
-// but its own operands.
+// SPLIT blocks of threads (a cluster) share one tile's channels. Sums of 128 channels leave the tensor cores times
+// their scales; partial sums are sent to the block that adds them in a fixed order, so that a token's bits depend on
+// nothing but its own operands.
 //
 // FORMAT 8: e4m3 weights row by row, an fp32 scale for 128 x 128 (GRAIN 128) or an e8m0 scale for 32 x 32 (GRAIN 32).
 // FORMAT 4: e2m1 weights packed as gemm_stream.py says. TOKENS at a time, STAGES of the ring; ONCE: at most one tile a
@@ -19,11 +19,9 @@ constexpr int GROUP_ROWS = 64 * PASSES, ROWS = GROUP_ROWS * ROW_GROUPS;
 // With two passes a consumer's sums take most registers there are, and whole warpgroups trade them.
 constexpr int PRODUCERS = PASSES > 1 ? 128 : 32;
 static_assert(PASSES == 1 || FORMAT == 8 && GRAIN == 128, "a warpgroup's rows share their scale");
-#ifdef LATE
-constexpr bool EARLY = false;
-#else
-constexpr bool EARLY = FORMAT == 8 && GRAIN == 128 && PASSES == 1 && TOKENS <= 64;  // two partial products fit
-#endif
+// Whose products begin before the sums of those before are taken: two partial products fit. Not worth its code where a
+// block reads little and once.
+constexpr bool EARLY = FORMAT == 8 && GRAIN == 128 && PASSES == 1 && TOKENS <= 64 && !(ONCE && TOKENS == 8);
 constexpr bool ORDERED = PASSES > 1;  // whose warpgroups take turns at the tensor cores
 static_assert(!ORDERED || ROW_GROUPS == 2 && DEPTH_GROUPS == 1, "turns are of two");
 static_assert(SPLIT == 1 || ONCE, "a cluster meets once");
@@ -453,13 +451,6 @@ __device__ __forceinline__ void add_up(const Parameters &p, const Tile &tile, u3
     }
     if (block >= tile.end) return;
     Decoded even, odd;
-#ifdef PLAIN4
-    for (; block < tile.end; block += DEPTH_GROUPS, turn += DEPTH_GROUPS) {
-        even.load(shared, turn, row_group);
-        multiply_fp4(shared, turn, row_group, false, even, odd, sums);
-    }
-    return;
-#endif
     even.load(shared, turn, row_group);
     for (;;) {
         multiply_fp4(shared, turn, row_group, block + DEPTH_GROUPS < tile.end, even, odd, sums);
@@ -472,7 +463,8 @@ __device__ __forceinline__ void add_up(const Parameters &p, const Tile &tile, u3
 }
 
 __device__ __forceinline__ void consume(const Parameters &p, u32 shared) {
-    int group = __shfl_sync(~0u, threadIdx.x / 128, 0), row_group = group % ROW_GROUPS, depth_group = group / ROW_GROUPS, turn = 0;
+    int group = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same in all lanes, as the compiler now knows
+    int row_group = group % ROW_GROUPS, depth_group = group / ROW_GROUPS, turn = 0;
     Walk walk;
     for (Tile tile; walk.take(p, tile); turn += tile.end - tile.first) {
         float sums[PASSES][TOKENS / 2];

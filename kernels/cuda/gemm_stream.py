@@ -1,7 +1,7 @@
 """Block-scaled product for few tokens on Hopper: launches of `gemm_stream.cu`. Definition: reference/gemm.py.
 
 One launch, no workspace, no allocation: it captures into a CUDA graph. A token's bits depend on that token, the weights
-and the `Stream` alone, and `Stream`s of the same depth_groups and split give the same bits.
+and the `Stream` alone; `Stream`s of the same depth_groups and split give the same bits.
 """
 
 from __future__ import annotations
