@@ -26,10 +26,10 @@ class Tiling:
     warps: int
 
 
-def tiling_for(rows: int, width: int) -> Tiling:
+def tiling_for(rows: int, width: int, packed: bool = False) -> Tiling:
     """The tiling that was fastest on an H200 (docs/benchmarks.md)."""
     columns = min(width & -width, 1024)
-    return Tiling(1, columns, 8) if rows < 1024 else Tiling(2, columns, 4)
+    return Tiling(1, columns, 8) if rows < 1024 else Tiling(2, columns, 2 if packed else 4)
 
 
 def cast_rows(x: Tensor, spec: CastSpec, codes: Tensor, scales: Tensor, tiling: Tiling | None = None) -> None:
@@ -41,7 +41,7 @@ def cast_rows(x: Tensor, spec: CastSpec, codes: Tensor, scales: Tensor, tiling: 
     rows, width = x.shape
     if not rows:
         return
-    taken = tiling or tiling_for(rows, width)
+    taken = tiling or tiling_for(rows, width, spec.code is Code.E2M1)
     if width % taken.columns or taken.columns % spec.group:
         raise KernelError(f"tiles of {taken.columns} columns", fix=f"use a part of {width}, whole groups")
     grid = (triton.cdiv(rows, taken.rows) * (width // taken.columns),)

@@ -19,24 +19,25 @@ _SCALE_VIEWS = {0: torch.float32, 1: torch.uint8, 2: torch.float8_e4m3fn}
 
 def pack(
     kind: Packed, x: Tensor, slots: Tensor, pages: Tensor, page_tokens: int, norm: Norm | None, turn: Turn | None,
-    rows: int = 4, warps: int = 4,
+    rows: int | None = None,
 ) -> None:  # fmt: skip
-    """As the definition, `rows` of a program. Raises KernelError for operands the kernel does not take."""
+    """As the definition; `rows` of a program, a warp for each. Raises KernelError for operands it does not take."""
     check_pack(kind, x, slots, pages, page_tokens, norm, turn)
     layout = kind.value
     if not x.shape[0]:
         return
     scales = pages.view(_SCALE_VIEWS[layout.spec.scale.value])
     apart = layout.width > 512
-    _pack[(triton.cdiv(x.shape[0], rows),)](
+    taken = rows or (1 if layout.width == 512 else 4)
+    _pack[(triton.cdiv(x.shape[0], taken),)](
         x, slots, pages, scales, pages.view(torch.bfloat16), pages if norm is None else norm.weight,
         pages if turn is None else turn.positions, pages if turn is None else turn.cosine,
         pages if turn is None else turn.sine, x.shape[0], x.stride(0), pages.stride(0), page_tokens,
         0.0 if norm is None else norm.eps,
-        ROWS=rows, WIDTH=min(layout.width, 512), CAST=layout.cast, ROW=layout.row, SCALE_BYTES=layout.scale_bytes,
+        ROWS=taken, WIDTH=min(layout.width, 512), CAST=layout.cast, ROW=layout.row, SCALE_BYTES=layout.scale_bytes,
         SCALE_AT=-1 if layout.scale_at is None else layout.scale_at, PLAIN=layout.plain, PLAIN_AT=layout.plain_at,
         APART=apart, NORMED=norm is not None, PAIRS=0 if turn is None else turn.cosine.shape[1],
-        **constants(layout.spec), num_warps=warps,
+        **constants(layout.spec), num_warps=taken,
     )  # fmt: skip
 
 

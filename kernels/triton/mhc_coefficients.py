@@ -167,3 +167,15 @@ def make_coefficients(
         _scaled(x33, u, c, base, 23), hyper_eps, ITERATIONS, ROWS,
     )  # fmt: skip
     tl.store(comb + row[:, None] * 16 + many, found, mask=there)
+
+
+@triton.jit
+def coefficients(
+    z, squares, base, scale, mixed, post_weights, comb, rows, hyper_eps, norm_eps,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, TOGETHER: tl.constexpr, ITERATIONS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows."""
+    make_coefficients(
+        z, squares, base, scale, mixed, post_weights, comb, rows, tl.program_id(0) * ROWS, hyper_eps, norm_eps,
+        WIDTH, PARTS, TOGETHER, ITERATIONS, ROWS,
+    )  # fmt: skip

@@ -34,7 +34,7 @@ class ProjectTiling:
 
 def tiling_for(rows: int) -> ProjectTiling:
     """The tiling that was fastest on an H200 (docs/benchmarks.md)."""
-    return ProjectTiling(64, 128, 4, 8) if rows <= 256 else ProjectTiling(128, 64, 4, 4)
+    return ProjectTiling(64, 64, 8, 4) if rows <= 256 else ProjectTiling(128, 64, 4, 4)
 
 
 def parts_of(width: int) -> int:

@@ -7,6 +7,7 @@ One launch, no workspace: it captures into a CUDA graph.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,10 +19,10 @@ _ONE = tl.constexpr(2.0**ONE)
 _FAINT = tl.constexpr(30.0)  # exp(-30) * 2**40 is below 1: lighter tokens weigh nothing
 
 
-def sample(logits: Tensor, rows: SamplingRows, tokens: Tensor, block: int = 4096, warps: int = 16) -> None:
+def sample(logits: Tensor, rows: SamplingRows, tokens: Tensor, block: int = 8192, warps: int = 32) -> None:
     """Fill tokens int32 [rows]; operands as in the definition. Raises KernelError for operands it does not take."""
     check_sampling(logits, rows)
-    check_rows("tokens", tokens, (len(logits),), tokens.dtype)
+    check_rows("tokens", tokens, (len(logits),), torch.int32)
     if len(logits):
         _sample[(len(logits),)](
             logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, rows.draws, tokens,
@@ -42,15 +43,16 @@ def _weight(x, peak, unit):
 
 
 @triton.jit
-def _above(source, columns, peak, unit, least, BLOCK: tl.constexpr):
-    """How many tokens have at least the key `least`, and what they weigh."""
+def _above(source, columns, peak, unit, least, WEIGHED: tl.constexpr, BLOCK: tl.constexpr):
+    """How many tokens have at least the key `least`, and what they weigh if that is asked for."""
     lane = tl.arange(0, BLOCK)
     count, mass = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int64)
     for start in range(0, columns, BLOCK):
         x = tl.load(source + start + lane, mask=start + lane < columns, other=float("-inf"))
         inside = (_key(x) >= least) & (start + lane < columns)
         count += inside.to(tl.int32)
-        mass += tl.where(inside, _weight(x, peak, unit), 0)
+        if WEIGHED:
+            mass += tl.where(inside, _weight(x, peak, unit), 0)
     return tl.sum(count, 0), tl.sum(mass, 0)
 
 
@@ -61,7 +63,7 @@ def _threshold(source, columns, peak, unit, least, need, COUNTED: tl.constexpr, 
     below, above = columns + 0, columns * 0  # tokens from `low` on, at most, and from `high` on
     while (high - low > 1) & (below - above > 1):
         middle = low + (high - low) // 2
-        count, mass = _above(source, columns, peak, unit, middle.to(tl.int32), BLOCK)
+        count, mass = _above(source, columns, peak, unit, middle.to(tl.int32), not COUNTED, BLOCK)
         reached = (count.to(tl.int64) if COUNTED else mass) >= need
         low, high = tl.where(reached, middle, low), tl.where(reached, high, middle)
         below, above = tl.where(reached, count, below), tl.where(reached, above, count)
@@ -95,7 +97,7 @@ def _sample(
             least = _threshold(source, columns, peak, unit, least, count.to(tl.int64), True, BLOCK)
         share = tl.load(top_p + row)
         if share < 1.0:
-            _, mass = _above(source, columns, peak, unit, least, BLOCK)
+            _, mass = _above(source, columns, peak, unit, least, True, BLOCK)
             part = (share.to(tl.float64) * 4294967296.0).to(tl.uint64) << 32
             need = tl.maximum(tl.umulhi(part, mass.to(tl.uint64)).to(tl.int64), 1)
             least = _threshold(source, columns, peak, unit, least, need, False, BLOCK)

@@ -106,7 +106,7 @@ def variants() -> Iterator[Variant]:
     types = {"logits": "*fp32", "tokens": "*i32"}
     types |= dict.fromkeys(("temperature", "top_p", "min_p"), "*fp32") | {"top_k": "*i32"}
     types |= {"seeds": "*i64", "draws": "*i64"}
-    yield Variant("sampling", sampling._sample, {"BLOCK": 4096}, types, 16)
+    yield Variant("sampling", sampling._sample, {"BLOCK": 8192}, types, 32)
 
 
 def _casts() -> Iterator[Variant]:
@@ -115,7 +115,7 @@ def _casts() -> Iterator[Variant]:
         spec = CastSpec(code, group, scale)
         types = {"scales": _SCALES[scale], "codes": "*fp8e4nv" if code is Code.E4M3 else "*u8"}
         given = {**constants(spec)}
-        tile = cast.tiling_for(8192, 7168)
+        tile = cast.tiling_for(8192, 7168, code is Code.E2M1)
         shape = {"WIDTH": 7168, "ROWS": tile.rows, "GROUPS": tile.columns // group}
         yield Variant(f"cast {code.name} {group}", cast._cast_rows, {**shape, **given}, types, tile.warps)
         tile = swiglu.tiling_for(8192, 2048)
@@ -153,10 +153,11 @@ def _mhc() -> Iterator[Variant]:
                  "AHEAD": tile.steps}  # fmt: skip
         yield Variant(f"project {rows}", mhc_project._project, shape, {}, tile.warps)
     yield Variant("sinkhorn", mhc_coefficients._sinkhorn, {"ITERATIONS": 20, "ROWS": 32}, warps=1)
-    for block, normed, warps in ((1024, False, 4), (8192, True, 8)):
-        shape = {"HIDDEN": 7168, "BLOCK": block, "PARTS": 16, "PADDED": 16, "ITERATIONS": 20, "NORMED": normed,
-                 "GIVEN": False, "MATRICES": 32}  # fmt: skip
-        yield Variant(f"pre, normed {normed}", mhc_mix._pre, shape, {"given": "*fp32"}, warps)
+    made = {"WIDTH": 28_672, "PARTS": 16, "ITERATIONS": 20}
+    yield Variant("coefficients", mhc_coefficients.coefficients, {**made, "TOGETHER": 8, "ROWS": 32}, warps=8)
+    for block, normed, given, warps in ((1024, False, False, 4), (8192, True, False, 8), (1024, False, True, 4)):
+        shape = {"HIDDEN": 7168, "BLOCK": block, "NORMED": normed, "MATRICES": 32, "MADE": given}
+        yield Variant(f"pre, normed {normed}, given {given}", mhc_mix._pre, {**made, **shape}, warps=warps)
     yield Variant("post", mhc_mix._post, {"HIDDEN": 7168, "BLOCK": 1024})
 
 
@@ -172,11 +173,12 @@ def _engram() -> Iterator[Variant]:
 def _records() -> Iterator[Variant]:
     for kind in Packed:
         layout = kind.value
-        shape = {"ROWS": 4, "WIDTH": min(layout.width, 512), "CAST": layout.cast, "ROW": layout.row, "NORMED": True,
+        rows = 1 if layout.width == 512 else 4
+        shape = {"ROWS": rows, "WIDTH": min(layout.width, 512), "CAST": layout.cast, "ROW": layout.row, "NORMED": True,
                  "SCALE_BYTES": layout.scale_bytes, "SCALE_AT": -1 if layout.scale_at is None else layout.scale_at,
                  "PLAIN": layout.plain, "PLAIN_AT": layout.plain_at, "APART": layout.width > 512, "PAIRS": 32,
                  **constants(layout.spec)}  # fmt: skip
-        yield Variant(f"record {kind.name}", kv_record._pack, shape, {"scales": _SCALES[layout.spec.scale]})
+        yield Variant(f"record {kind.name}", kv_record._pack, shape, {"scales": _SCALES[layout.spec.scale]}, rows)
 
 
 def _dispatch() -> Iterator[Variant]:
