@@ -24,8 +24,6 @@ CPU = torch.device("cpu")
 PLANS = [
     Plan(64, 2, False, 6, 1, 0),
     Plan(64, 1, True, 12, 2, 64, joined=True),
-    Plan(64, 2, True, 12, 2, 61),
-    Plan(16, 2, False, 6, 1, 1),
 ]
 
 
