@@ -15,7 +15,7 @@ from kernels.reference.norm import norm as norm_rows
 from kernels.triton.engine.chained import LAUNCH, chain, follow
 from kernels.triton.engine.linear import FEW_ROWS, rounded
 
-_LINES = 2  # outputs of one program of the few-row products
+_ENTERING, _LEAVING = 2, 2  # outputs of one program of the few-row products
 
 
 def experts(x: Tensor, chosen: Tensor, weights: Tensor, bank: ExpertBank) -> Tensor:
@@ -42,17 +42,17 @@ def _few(
     middle, out = x.new_empty(rows, slots, inner), x.new_empty(rows, hidden)
     tile = min(triton.next_power_of_2(hidden), 2048)
     limited = math.isfinite(bank.limit)
-    _few_entering[(triton.cdiv(inner, _LINES), slots, rows)](
+    _few_entering[(triton.cdiv(inner, _ENTERING), slots, rows)](
         x, bank.gate.matrix, bank.up.matrix, x if norm is None else norm, chosen, middle, eps,
-        bank.limit if limited else 0.0, hidden, inner, SLOTS=slots, LAST=bank.experts, LINES=_LINES, TILE=tile,
+        bank.limit if limited else 0.0, hidden, inner, SLOTS=slots, LAST=bank.experts, LINES=_ENTERING, TILE=tile,
         TURNS=triton.cdiv(hidden, tile), NORM=norm is not None, LIMITED=limited, ROUNDS=bank.gate.rounds,
         num_warps=4, **LAUNCH,
     )  # fmt: skip
     tile = min(triton.next_power_of_2(inner), 512)
-    _few_leaving[(triton.cdiv(hidden, _LINES), rows)](
+    _few_leaving[(triton.cdiv(hidden, _LEAVING), rows)](
         middle, bank.down.matrix, chosen, weights, x if residual is None else residual, out, hidden, inner,
-        SLOTS=slots, LAST=bank.experts, LINES=_LINES, TILE=tile, TURNS=triton.cdiv(inner, tile),
-        ADD=residual is not None, ROUNDS=bank.down.rounds, num_warps=4, **LAUNCH,
+        SLOTS=slots, LANES=triton.next_power_of_2(slots), LAST=bank.experts, LINES=_LEAVING, TILE=tile,
+        TURNS=triton.cdiv(inner, tile), ADD=residual is not None, ROUNDS=bank.down.rounds, num_warps=4, **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -218,26 +218,33 @@ def _gated(opened, raised, limit, LIMITED: tl.constexpr):
 
 @triton.jit
 def _few_leaving(
-    middle, down, chosen, weights, residual, out, hidden, inner, SLOTS: tl.constexpr, LAST: tl.constexpr,
-    LINES: tl.constexpr, TILE: tl.constexpr, TURNS: tl.constexpr, ADD: tl.constexpr, ROUNDS: tl.constexpr,
+    middle, down, chosen, weights, residual, out, hidden, inner, SLOTS: tl.constexpr, LANES: tl.constexpr,
+    LAST: tl.constexpr, LINES: tl.constexpr, TILE: tl.constexpr, TURNS: tl.constexpr, ADD: tl.constexpr,
+    ROUNDS: tl.constexpr,
 ):  # fmt: skip
-    """LINES outputs of one row: the weighted sum over its slots."""
-    follow()
-    chain()
+    """LINES outputs of one row: the weighted sum over its slots, beginning with the last, whose expert is known."""
     row = tl.program_id(1).to(tl.int64)
     line, at = tl.program_id(0) * LINES + tl.arange(0, LINES), tl.arange(0, TILE)
-    total = tl.zeros((LINES, TILE), tl.float32)
-    for slot in tl.static_range(SLOTS):
-        expert, weight = tl.full((), LAST, tl.int64), 1.0
-        if slot < SLOTS - 1:
-            expert = tl.load(chosen + row * (SLOTS - 1) + slot).to(tl.int64)
-            weight = tl.load(weights + row * (SLOTS - 1) + slot)
+    slot, total = tl.arange(0, LANES), tl.zeros((LINES, TILE), tl.float32)
+    begin = (LAST * hidden + line[:, None]).to(tl.int64) * inner + at[None, :]
+    follow()
+    ahead = tl.load(down + begin, mask=(line < hidden)[:, None] & (at < inner)[None, :], other=0.0)
+    chain()
+    experts = tl.load(chosen + row * (SLOTS - 1) + slot, mask=slot < SLOTS - 1, other=LAST)
+    shares = tl.load(weights + row * (SLOTS - 1) + slot, mask=slot < SLOTS - 1, other=1.0)
+    for back in tl.static_range(SLOTS):
+        one = SLOTS - 1 - back
+        expert = tl.sum(tl.where(slot == one, experts, 0), 0).to(tl.int64)
+        weight = tl.sum(tl.where(slot == one, shares, 0.0), 0)
         begin = expert * hidden * inner + line[:, None].to(tl.int64) * inner
         for turn in tl.static_range(TURNS):
             place = turn * TILE + at
             inside = (line < hidden)[:, None] & (place < inner)[None, :]
-            matrix = tl.load(down + begin + place[None, :], mask=inside, other=0.0)
-            value = tl.load(middle + (row * SLOTS + slot) * inner + place, mask=place < inner, other=0.0)
+            if back == 0 and turn == 0:
+                matrix = ahead
+            else:
+                matrix = tl.load(down + begin + place[None, :], mask=inside, other=0.0)
+            value = tl.load(middle + (row * SLOTS + one) * inner + place, mask=place < inner, other=0.0)
             total += matrix.to(tl.float32) * (rounded(value, ROUNDS) * weight)[None, :]
     result, target = tl.sum(total, 1), row * hidden + line
     if ADD:

@@ -18,7 +18,8 @@ from kernels.triton.engine.linear import rounded
 
 _PROGRAMS = 264  # two for each multiprocessor of an H200
 _HEADS = 16  # that one program takes
-_LEAST_KEYS = 128  # that one program takes: fewer are not worth their partial result
+_TILE_KEYS, _WARPS = 32, 8  # of a program, keys that it holds at a time
+_LEAST_KEYS = 64  # that one program takes: fewer are not worth their partial result
 
 
 def store_latent(projected: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, rope: RopeTable) -> None:
@@ -81,12 +82,12 @@ def attend(
     narrow = pages.storage.dtype == torch.bfloat16
     chosen = on.positions if selection is None else selection.entries
     _attend[(rows, parts, triton.cdiv(spec.heads, _HEADS))](
-        query, on.positions, on.sequences, on.tables, on.tables.stride(0), pages.storage, pages.storage.stride(0),
-        pages.offset, chosen, on.positions if selection is None else selection.counts, chosen.stride(0), mixed,
-        weights, spec.scale * 1.4426950408889634, HEADS=spec.heads, RANK=spec.rank, TURNED=spec.rope,
-        ENTRIES=pages.entries, BLOCK=_HEADS, KEYS=64 if narrow else 16, WIDE=triton.next_power_of_2(spec.rank),
-        ROPED=max(16, triton.next_power_of_2(spec.rope)), SELECTED=selection is not None, NARROW=narrow,
-        num_warps=8, num_stages=2, **LAUNCH,
+        query, on.positions, on.context, on.sequences, on.tables, on.tables.stride(0), pages.storage,
+        pages.storage.stride(0), pages.offset, chosen, on.positions if selection is None else selection.counts,
+        chosen.stride(0), mixed, weights, spec.scale * 1.4426950408889634, HEADS=spec.heads, RANK=spec.rank,
+        TURNED=spec.rope, ENTRIES=pages.entries, BLOCK=_HEADS, KEYS=_TILE_KEYS if narrow else 16,
+        WIDE=triton.next_power_of_2(spec.rank), ROPED=max(16, triton.next_power_of_2(spec.rope)),
+        SELECTED=selection is not None, NARROW=narrow, num_warps=_WARPS, num_stages=2, **LAUNCH,
     )  # fmt: skip
     return mixed, weights
 
@@ -225,55 +226,88 @@ def _absorb(
 
 
 @triton.jit
-def _attend(
-    query, positions, sequences, tables, table_stride, storage, page_stride, offset, chosen, counts, chosen_stride,
-    mixed, weights, scale, HEADS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr, ENTRIES: tl.constexpr,
-    BLOCK: tl.constexpr, KEYS: tl.constexpr, WIDE: tl.constexpr, ROPED: tl.constexpr, SELECTED: tl.constexpr,
-    NARROW: tl.constexpr,
+def _tile(
+    storage, table, page_stride, offset, number, inside, channel, turned, other, roped, ENTRIES: tl.constexpr,
+    RANK: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK heads of one row over one part of its keys."""
-    follow()
-    chain()
+    """Latents and keys of the rows `number` that are `inside`; `other` and `roped` of the others."""
+    page = tl.load(table + number // ENTRIES, mask=inside, other=0).to(tl.int64)
+    places = storage + page * page_stride + offset + (number % ENTRIES) * (RANK + TURNED)
+    wide, narrow = inside[:, None] & (channel < RANK)[None, :], inside[:, None] & (turned < TURNED)[None, :]
+    cached = tl.load(places[:, None] + channel[None, :], mask=wide, other=other)
+    return cached, tl.load(places[:, None] + RANK + turned[None, :], mask=narrow, other=roped)
+
+
+@triton.jit
+def _fold(most, total, sums, latent, key, cached, roped, inside, scale):
+    """Go on with a softmax over one tile of keys."""
+    scores = tl.dot(latent, tl.trans(cached), input_precision="tf32x3")
+    scores = tl.dot(key, tl.trans(roped), scores, input_precision="tf32x3") * scale
+    scores = tl.where(inside[None, :], scores, -float("inf"))
+    peak = tl.maximum(most, tl.max(scores, 1))
+    shrink, weight = tl.exp2(most - peak), tl.exp2(scores - peak[:, None])
+    total = total * shrink + tl.sum(weight, 1)
+    sums = tl.dot(weight.to(cached.dtype), cached, sums * shrink[:, None], input_precision="tf32x3")
+    return peak, total, sums
+
+
+@triton.jit
+def _attend(
+    query, positions, contexts, sequences, tables, table_stride, storage, page_stride, offset, chosen, counts,
+    chosen_stride, mixed, weights, scale, HEADS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr,
+    ENTRIES: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, WIDE: tl.constexpr, ROPED: tl.constexpr,
+    SELECTED: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
+    """BLOCK heads of one row over one part of its keys. The plan of the batch and rows cached before it are nobody's
+    result: the first tile of them is asked for before the kernels ahead have ended."""
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     head = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     channel, turned, lane = tl.arange(0, WIDE), tl.arange(0, ROPED), tl.arange(0, KEYS)
+    follow()
     at = tl.load(positions + row)
+    sequence = tl.maximum(tl.load(sequences + row), 0)
+    table = tables + sequence.to(tl.int64) * table_stride
     count = at + 1
     if SELECTED:
+        chain()
         count = tl.where(at >= 0, tl.load(counts + row), 0)
-    table = tables + tl.maximum(tl.load(sequences + row), 0).to(tl.int64) * table_stride
+    each = tl.cdiv(tl.cdiv(count, KEYS), parts) * KEYS
+    begin, end = part * each, tl.minimum((part + 1) * each, count)
+    number = begin + lane
+    inside = number < end
+    if SELECTED:
+        number = tl.load(chosen + row * chosen_stride + number, mask=inside, other=0)
+        cached, roped = _tile(
+            storage, table, page_stride, offset, number, inside, channel, turned, 0.0, 0.0, ENTRIES, RANK, TURNED
+        )  # fmt: skip
+    else:
+        old = inside & (number < tl.load(contexts + sequence))
+        cached, roped = _tile(
+            storage, table, page_stride, offset, number, old, channel, turned, 0.0, 0.0, ENTRIES, RANK, TURNED
+        )
+        chain()
+        cached, roped = _tile(
+            storage, table, page_stride, offset, number, inside & ~old, channel, turned, cached, roped, ENTRIES, RANK,
+            TURNED,
+        )  # fmt: skip
     start = query + (row * HEADS + head[:, None]) * (RANK + TURNED)
     present = (head < HEADS)[:, None]
     latent = tl.load(start + channel[None, :], mask=present & (channel < RANK)[None, :], other=0.0)
     key = tl.load(start + RANK + turned[None, :], mask=present & (turned < TURNED)[None, :], other=0.0)
     if NARROW:
         latent, key = latent.to(tl.bfloat16), key.to(tl.bfloat16)
-    most = tl.full((BLOCK,), -float("inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    sums = tl.zeros((BLOCK, WIDE), tl.float32)
-    each = tl.cdiv(tl.cdiv(count, KEYS), parts) * KEYS
-    end = tl.minimum((part + 1) * each, count)
-    for first in range(part * each, end, KEYS):
+    most = tl.full((BLOCK,), -1e30, tl.float32)
+    total, sums = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK, WIDE), tl.float32)
+    most, total, sums = _fold(most, total, sums, latent, key, cached, roped, inside, scale)
+    for first in range(begin + KEYS, end, KEYS):
         number = first + lane
         inside = number < end
         if SELECTED:
             number = tl.load(chosen + row * chosen_stride + number, mask=inside, other=0)
-        page = tl.load(table + number // ENTRIES, mask=inside, other=0).to(tl.int64)
-        places = storage + page * page_stride + offset + (number % ENTRIES) * (RANK + TURNED)
-        cached = tl.load(
-            places[:, None] + channel[None, :], mask=inside[:, None] & (channel < RANK)[None, :], other=0.0
-        )
-        roped = tl.load(
-            places[:, None] + RANK + turned[None, :], mask=inside[:, None] & (turned < TURNED)[None, :], other=0.0
-        )
-        scores = tl.dot(latent, tl.trans(cached), input_precision="tf32x3")
-        scores = tl.dot(key, tl.trans(roped), scores, input_precision="tf32x3") * scale
-        scores = tl.where(inside[None, :], scores, -float("inf"))
-        peak = tl.maximum(most, tl.max(scores, 1))
-        shrink, weight = tl.exp2(most - peak), tl.exp2(scores - peak[:, None])
-        total = total * shrink + tl.sum(weight, 1)
-        sums = tl.dot(weight.to(cached.dtype), cached, sums * shrink[:, None], input_precision="tf32x3")
-        most = peak
+        cached, roped = _tile(
+            storage, table, page_stride, offset, number, inside, channel, turned, 0.0, 0.0, ENTRIES, RANK, TURNED
+        )  # fmt: skip
+        most, total, sums = _fold(most, total, sums, latent, key, cached, roped, inside, scale)
     found = total > 0
     sums /= tl.where(found, total, 1.0)[:, None]
     place = (row * HEADS + head) * parts + part
