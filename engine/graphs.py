@@ -15,6 +15,8 @@ from engine.sampling.logits import Logits, best
 from kernels.operands import Ragged, Windows
 from kernels.staging import flat, remember, views
 
+_FILLERS = (("tokens", 0), ("positions", -1), ("context", 0), ("slots", -1))  # of rows that are nobody's
+
 
 @runtime_checkable
 class Decodes(Protocol):
@@ -75,6 +77,16 @@ class DecodeGraphs:
         """Queue the largest graph again with the operands of its last run: it computes and caches the same."""
         self._sizes[max(self._sizes)].graph.replay()
 
+    def replay_empty(self) -> None:
+        """Queue every graph for a batch of nobody: nothing that is cached may change."""
+        for captured in self._sizes.values():
+            for name, filler in _FILLERS:
+                getattr(captured.plan, name)[:] = filler
+            for windows in captured.plan.windows.values():
+                windows.sequence[:] = -1
+            captured.device.copy_(captured.host)
+            captured.graph.replay()
+
     @torch.inference_mode()
     def _capture(self, size: int) -> _Captured:
         shape = nobody(size, self._width, self._family.plan(_one(), self._pool).windows)
@@ -115,7 +127,7 @@ def nobody(size: int, width: int, rates: dict[int, Windows]) -> Ragged:
 def lay(rows: Ragged, plan: Ragged) -> None:
     """Put `rows`, one a sequence, into the arrays of the larger `plan`, and nobody behind them."""
     count = rows.rows
-    for name, filler in (("tokens", 0), ("positions", -1), ("context", 0), ("slots", -1)):
+    for name, filler in _FILLERS:
         _fill(getattr(plan, name), getattr(rows, name), filler)
     _fill(plan.floors, rows.window_floors, 0)
     plan.tables[:count, : rows.tables.shape[1]] = rows.tables

@@ -1,0 +1,87 @@
+"""The engine on a GPU with the triton kernels: the reference's greedy tokens, and graphs that change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.events import FirstToken, TokensOut
+from engine.families.tiny import write
+from engine.requests import GenerateRequest
+from engine.sampling.logprobs import TokenLogprob
+from engine.sampling.params import SamplingParams
+
+pytest.importorskip("triton", reason="triton comes with the extras 'dev' and 'gpu'")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+NANO = Path(__file__).parents[3] / "models" / "nano"
+PROMPTS, NEW = 50, 8
+NEAR = 1e-3  # log probabilities that fp32 sums in another order may put in another order
+
+
+def opened(folder: Path, kernels: str, device: str = "cuda", graphs: bool = True) -> Engine:
+    config = EngineConfig(folder, num_blocks=160, kernels=kernels, device=device, max_sequences=16, graphs=graphs)
+    return Engine.open(config)
+
+
+def greedy(engine: Engine, logprobs: int | None = None) -> dict[str, list[tuple[int, TokenLogprob | None]]]:
+    """Tokens of 50 prompts of one to sixty tokens, and what the sampler said of each where it is asked to."""
+    params = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True, logprobs=logprobs)
+    draw = np.random.default_rng(0)
+    for number in range(PROMPTS):
+        prompt = tuple(draw.integers(3, engine.model.vocab_size, 1 + number * 59 // (PROMPTS - 1)).tolist())
+        engine.submit(GenerateRequest(str(number), prompt, params, cache=False))
+    tokens: dict[str, list[tuple[int, TokenLogprob | None]]] = {str(number): [] for number in range(PROMPTS)}
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, FirstToken):
+                tokens[event.request_id].append((event.token, event.logprob))
+            elif isinstance(event, TokensOut):
+                tokens[event.request_id] += zip(event.token_ids, event.logprobs or [None], strict=True)
+    return tokens
+
+
+def assert_same_tokens(engine: Engine, reference: Engine) -> None:
+    """Equal tokens, but for those behind a near tie of the reference's own log probabilities."""
+    found, expected = greedy(engine), greedy(reference, logprobs=2)
+    for name, told in expected.items():
+        for (mine, _), (theirs, logprob) in zip(found[name], told, strict=True):
+            if mine != theirs:
+                assert logprob is not None and abs(logprob.top[0][1] - logprob.top[1][1]) < NEAR, name
+                break
+
+
+@pytest.mark.parametrize("family", ["v2", "v3", "v32", "v4", "v41"])
+def test_tiny_models_give_the_references_tokens_on_a_gpu(family: str, tmp_path: Path) -> None:
+    folder = write(family, tmp_path / "model")
+    assert_same_tokens(opened(folder, "triton"), opened(folder, "reference", "cpu"))
+
+
+def test_nano_gives_the_references_tokens_on_a_gpu() -> None:
+    assert_same_tokens(opened(NANO, "triton"), opened(NANO, "reference", "cpu"))
+
+
+def test_the_reference_runs_on_a_gpu(tmp_path: Path) -> None:
+    folder = write("v3", tmp_path / "model")
+    assert_same_tokens(opened(folder, "reference"), opened(folder, "reference", "cpu"))
+
+
+def test_graphs_change_no_token(tmp_path: Path) -> None:
+    folder = write("v3", tmp_path / "model")
+    captured, plain = opened(folder, "triton"), opened(folder, "triton", graphs=False)
+    assert captured.graphs is not None and plain.graphs is None
+    assert greedy(captured) == greedy(plain)
+
+
+def test_padding_rows_of_a_graph_touch_nothing(tmp_path: Path) -> None:
+    engine = opened(write("v4", tmp_path / "model"), "triton")
+    assert engine.graphs is not None
+    engine.pool.blocks.fill_(0xFF)
+    engine.pool.slots.fill_(0xFF)
+    engine.graphs.replay_empty()
+    torch.cuda.synchronize()
+    assert bool((engine.pool.blocks == 0xFF).all()) and bool((engine.pool.slots == 0xFF).all())
