@@ -92,7 +92,7 @@ class DecodeGraphs:
         shape = nobody(size, self._width, self._family.plan(_one(), self._pool).windows)
         host = torch.from_numpy(flat(shape)).pin_memory()
         device = host.to(self._pool.blocks.device)
-        plan = _mapped(host, shape)
+        plan = mapped(host, shape)
         remember(plan, views(device, plan))
         best(self._family.decode(plan, self._pool))  # compiles, and lets libraries allocate
         torch.cuda.synchronize()
@@ -140,7 +140,7 @@ def _fill(target: np.ndarray, values: np.ndarray, filler: int) -> None:
     target[: len(values)], target[len(values) :] = values, filler
 
 
-def _mapped(host: Tensor, shape: Ragged) -> Ragged:
+def mapped(host: Tensor, shape: Ragged) -> Ragged:
     """The batch of this shape whose arrays are the host's buffer."""
     found = views(host, shape)
     windows = {rate: Windows(first.numpy(), second.numpy()) for rate, (first, second) in found.windows.items()}

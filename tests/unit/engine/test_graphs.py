@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from engine.graphs import lay, nobody, sizes_of
+from engine.graphs import lay, mapped, nobody, sizes_of
 from kernels.operands import CPU, Ragged, Windows
 from kernels.staging import flat, on_device, staged, views
 
@@ -34,7 +34,8 @@ def test_sizes_are_powers_of_two_and_the_most() -> None:
 
 
 def test_a_batch_stands_first_and_nobody_behind_it() -> None:
-    plan = nobody(4, 6, {4: Windows(np.zeros(0, np.int32), np.zeros(0, np.int32))})
+    shape = nobody(4, 6, {4: Windows(np.zeros(0, np.int32), np.zeros(0, np.int32))})
+    plan = mapped(torch.from_numpy(flat(shape)), shape)
     lay(decode_rows([3, 8, 11, 15], 5), plan)
     lay(decode_rows([7, 9], 2), plan)
     assert plan.positions.tolist() == [7, 9, -1, -1] and plan.slots.tolist() == [7, 8, -1, -1]
