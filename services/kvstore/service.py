@@ -127,15 +127,7 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
         tiers = _open_tiers(settings, nvme, partial(link.allocate, touched=False))
         prefetcher = Prefetcher(tiers, tiers.dram.capacity // 2)
         store = _open_store(settings, tiers, link, hints, announcer, prefetcher, metrics)
-        await stack.enter_async_context(background(prefetcher.run(), "prefetches"))
-        stack.push_async_callback(announcer.leave)
-        await stack.enter_async_context(background(announcer.run(), "announcer"))
-        if nvme is not None:
-            await stack.enter_async_context(background(nvme.run(), "nvme"))
-            stack.push_async_callback(nvme.finish, _FINISH_S)
-        await stack.enter_async_context(background(store.tiers.run(), "idle"))
-        await stack.enter_async_context(background(touch(tiers.dram.memory), "touching"))
-        await stack.enter_async_context(background(store.follow(), "notices"))
+        await _work_behind(stack, store, prefetcher, announcer, nvme)
         admin = KvStoreAdminServicer(About(identity, settings.transport, metrics, time.monotonic()), store)
         yield Service(
             servicers=[
@@ -146,6 +138,21 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
             members=_member(identity, store.tier.capacity),
             metrics=metrics,
         )
+
+
+async def _work_behind(
+    stack: AsyncExitStack, store: Store, prefetcher: Prefetcher, announcer: Announcer, nvme: NvmeTier | None
+) -> None:
+    """Everything that runs beside the calls; each part ends with the stack, in the reverse order."""
+    await stack.enter_async_context(background(prefetcher.run(), "prefetches"))
+    stack.push_async_callback(announcer.leave)
+    await stack.enter_async_context(background(announcer.run(), "announcer"))
+    if nvme is not None:
+        await stack.enter_async_context(background(nvme.run(), "nvme"))
+        stack.push_async_callback(nvme.finish, _FINISH_S)
+    await stack.enter_async_context(background(store.tiers.run(), "idle"))
+    await stack.enter_async_context(background(touch(store.tiers.dram.memory), "touching"))
+    await stack.enter_async_context(background(store.follow(), "notices"))
 
 
 def _member(identity: Identity, capacity_bytes: int) -> MemberInfo:
