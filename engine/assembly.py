@@ -62,8 +62,8 @@ def assemble(chunks: Items[Chunk], layout: Layout) -> tuple[RaggedBatch, list[Ro
     return batch, rows
 
 
-def _table(chunk: Chunk, block_tokens: int) -> tuple[int, ...]:
-    return tuple(chunk.sequence.blocks[: -(-chunk.end // block_tokens)])
+def _table(chunk: Chunk, block_tokens: int) -> np.ndarray:
+    return np.array(chunk.sequence.blocks[: -(-chunk.end // block_tokens)], np.int32)
 
 
 def _images(chunks: Items[Chunk], starts: np.ndarray) -> ImageRows | None:

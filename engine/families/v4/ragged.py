@@ -53,10 +53,10 @@ def check(batch: RaggedBatch, cache: CachePool, vocab_size: int, max_context_tok
     if not np.array_equal(batch.positions - np.repeat(context - starts[:-1], new), np.arange(batch.rows)):
         raise ValueError("positions do not go on from each sequence's context")
     _within("block_tables", np.concatenate(batch.block_tables), cache.blocks.shape[0])
-    need = -(-ends // cache.layout.block_tokens)
-    for s, table in enumerate(batch.block_tables):
-        if len(table) < need[s]:
-            raise ValueError(f"sequence {s} has {len(table)} blocks, needs {need[s]}")
+    have, need = np.array([len(table) for table in batch.block_tables]), -(-ends // cache.layout.block_tokens)
+    if (have < need).any():
+        s = int(np.argmax(have < need))
+        raise ValueError(f"sequence {s} has {have[s]} blocks, needs {need[s]}")
 
 
 def _within(name: str, values: np.ndarray, limit: int) -> None:
