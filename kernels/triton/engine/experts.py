@@ -11,9 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.operands import ExpertBank
-from kernels.reference.norm import norm as norm_rows
 from kernels.triton.engine.chained import LAUNCH, chain, follow
 from kernels.triton.engine.linear import FEW_ROWS, rounded
+from kernels.triton.engine.rows import norm as norm_rows
 
 _ENTERING, _LEAVING = 2, 2  # outputs of one program of the few-row products
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from kernels.operands import MlaLayer, Pages, Ragged, RopeTable
-from kernels.reference.norm import norm
 from kernels.triton.engine import latent
 from kernels.triton.engine.experts import expert_rows
 from kernels.triton.engine.linear import FEW_ROWS, few_rows, linear
 from kernels.triton.engine.routing import choose_in_groups
+from kernels.triton.engine.rows import norm
 
 
 def mla_layer(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:

@@ -13,7 +13,7 @@ from kernels.triton.engine.latent import attend_latent, read_rows, store_latent
 from kernels.triton.engine.linear import linear
 from kernels.triton.engine.mla_layer import mla_layer
 from kernels.triton.engine.routing import route_groups
-from kernels.triton.engine.rows import latent, store_rows
+from kernels.triton.engine.rows import latent, norm, store_rows
 from kernels.triton.engine.streams import hyper_head, hyper_post, hyper_pre
 
 OPS = replace(
@@ -30,6 +30,7 @@ OPS = replace(
     attend=attend,
     store_rows=store_rows,
     experts=experts,
+    norm=norm,
     store_latent=store_latent,
     attend_latent=attend_latent,
     store_index_key=store_index_key,

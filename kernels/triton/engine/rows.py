@@ -26,6 +26,17 @@ def latent(
     return query, keys
 
 
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As reference.norm.norm; rows of x may stand apart."""
+    rows, width = x.shape
+    out = x.new_empty(rows, width)
+    if rows:
+        _norm[(rows,)](
+            x, x.stride(0), weight, out, eps, WIDTH=width, WIDE=triton.next_power_of_2(width), num_warps=4
+        )  # fmt: skip
+    return out
+
+
 def store_rows(rows: Tensor, column: int, ragged: Ragged, ring: Ring) -> None:
     """As reference.storage.store_rows."""
     on = staged(ragged, rows.device)
@@ -41,6 +52,13 @@ def normed(value, weight, channel, eps, WIDTH: tl.constexpr):
     """The root-mean-square norm of `value` (0 beyond WIDTH), times `weight`."""
     value *= tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
     return value * tl.load(weight + channel, mask=channel < WIDTH, other=0.0)
+
+
+@triton.jit
+def _norm(x, stride, weight, out, eps, WIDTH: tl.constexpr, WIDE: tl.constexpr):
+    row, channel = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
+    value = tl.load(x + row * stride + channel, mask=channel < WIDTH, other=0.0)
+    tl.store(out + row * WIDTH + channel, normed(value, weight, channel, eps, WIDTH), mask=channel < WIDTH)
 
 
 @triton.jit
