@@ -1,0 +1,124 @@
+"""The engine's Triton operators against the reference, interpreted: `TRITON_INTERPRET=1 python -m` this module.
+
+fp32 alone: a bf16 model's queries and weights are rounded for the tensor cores, which no tolerance of fp32 sums allows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kernels import reference
+from kernels.operands import (
+    AttentionSpec,
+    CompressorSpec,
+    ExpertBank,
+    GroupRouterSpec,
+    HyperSite,
+    IndexerSpec,
+    MlaSpec,
+    Pages,
+    Ring,
+    Selection,
+)
+from kernels.reference.linear import pack
+from kernels.testing.generator import fill_pages, generator, pages_of, ragged_of, ring_of, rope_of
+from kernels.testing.interpreter import require_interpreter
+from kernels.testing.numeric import assert_close
+from kernels.triton.engine.ops import OPS
+
+_PAGE, _SPANS = 16, ((5, 1), (20, 3), (0, 2))
+_FP32 = torch.float32
+
+
+def check_latent() -> None:
+    """Rows are cached where the reference caches them and nowhere else, and attended alike."""
+    rows, rope = ragged_of(_SPANS, _PAGE, (1,)), rope_of(64, 4)
+    draw = generator(1)
+    spec = MlaSpec(
+        heads=3, nope=12, rope=8, value=10, rank=24, column=5, norm=_random(draw, 24), norm_eps=1e-6, scale=0.3,
+        absorb=pack(_random(draw, 3, 24, 12), False), output=pack(_random(draw, 3, 10, 24), False), expand=None,
+    )  # fmt: skip
+    projected, pages = _random(draw, rows.rows, 37), pages_of(rows, _PAGE, 1, 32, _FP32, 2)
+    mine, theirs = _copy(pages), _copy(pages)
+    OPS.store_latent(projected, spec, rows, mine, rope)
+    reference.OPS.store_latent(projected, spec, rows, theirs, rope)
+    assert_close("latent", mine.storage.nan_to_num(7.0), theirs.storage.nan_to_num(7.0))
+    asked = _random(draw, rows.rows, 72), _random(draw, rows.rows, 24)
+    chosen = Selection(torch.zeros(rows.rows, 2, dtype=torch.int32), torch.ones(rows.rows, dtype=torch.int32))
+    for selection in (None, chosen):
+        found = OPS.attend_latent(*asked, spec, rows, theirs, selection, rope)
+        assert_close("attend", found, reference.OPS.attend_latent(*asked, spec, rows, theirs, selection, rope))
+
+
+def check_experts() -> None:
+    """Few rows and many, chosen in groups."""
+    draw, hidden, inner = generator(3), 20, 9
+    banks = [pack(_random(draw, 7, *shape), False) for shape in ((inner, hidden), (inner, hidden), (hidden, inner))]
+    bank = ExpertBank(*banks, 6, inner, math.inf)
+    router = GroupRouterSpec(pack(_random(draw, 6, hidden)[None], False), None, 6, 2, 3, 2, 1, False, True, 1.5, 0)
+    for rows in (2, 7):
+        x = _random(draw, rows, hidden)
+        (chosen, weights), expected = OPS.route_groups(x, router), reference.OPS.route_groups(x, router)
+        _expect_equal(chosen, expected[0])
+        assert_close("route", weights, expected[1])
+        assert_close("experts", OPS.experts(x, *expected, bank), reference.OPS.experts(x, *expected, bank))
+
+
+def check_compressed() -> None:
+    """A compressor's entries, the indexer's choice among them, and attention over window and entries."""
+    rows, rope, draw = ragged_of(_SPANS, _PAGE, (4,)), rope_of(64, 4), generator(4)
+    spec = CompressorSpec(0, 4, 20, True, _random(draw, 4, 40), _random(draw, 20), 1e-6)
+    projected, pages = _random(draw, rows.rows, 80), pages_of(rows, _PAGE, 4, 20, _FP32, 5)
+    ring = ring_of(rows, 8, 80, _FP32, 6)
+    mine, theirs, kept, expected = _copy(pages), _copy(pages), _copy(ring), _copy(ring)
+    OPS.compress(projected, spec, rows, kept, mine, rope)
+    reference.OPS.compress(projected, spec, rows, expected, theirs, rope)
+    assert_close("compress", mine.storage.nan_to_num(7.0), theirs.storage.nan_to_num(7.0))
+    _expect_equal(kept.storage.nan_to_num(7.0), expected.storage.nan_to_num(7.0))
+    fill_pages(rows, pages, 8)
+    index = IndexerSpec(0, 0, 3, 20, 2)
+    queries, weights = _random(draw, rows.rows, 60), _random(draw, rows.rows, 3)
+    selection = reference.OPS.index_topk(queries, weights, index, rows, pages, rope)
+    found = OPS.index_topk(queries, weights, index, rows, pages, rope)
+    _expect_equal(found.counts, selection.counts)
+    for row, count in enumerate(selection.counts.tolist()):
+        _expect_equal(found.entries[row, :count], selection.entries[row, :count])
+    attention, window = AttentionSpec(3, 20, 6, _random(draw, 3), 1e-6), ring_of(rows, 8, 20, _FP32, 7)
+    for some, chosen in ((None, None), (pages, None), (pages, selection)):
+        operands = (queries, _random(generator(9), rows.rows, 20), attention, rows, window, some, chosen, rope)
+        assert_close("attend", OPS.attend(*operands), reference.OPS.attend(*operands))
+
+
+def check_streams() -> None:
+    """Three streams: no power of two."""
+    draw, m, hidden = generator(10), 3, 7
+    site = HyperSite(
+        pack(_random(draw, 1, (2 + m) * m, m * hidden), False), _random(draw, (2 + m) * m), _random(draw, 3),
+        _random(draw, hidden), m, 5, 1e-6, 1e-6,
+    )  # fmt: skip
+    x = _random(draw, 2, m, hidden)
+    for mine, theirs in zip(OPS.hyper_pre(x, site), reference.OPS.hyper_pre(x, site), strict=True):
+        assert_close("hyper", mine, theirs)
+
+
+def _expect_equal(found: Tensor, expected: Tensor) -> None:
+    if not torch.equal(found, expected):
+        raise AssertionError(f"{found} differs from {expected}")
+
+
+def _random(draw: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=draw)
+
+
+def _copy(view: Pages | Ring) -> Pages | Ring:
+    return replace(view, storage=view.storage.clone(), array=None)
+
+
+if __name__ == "__main__":
+    require_interpreter()
+    for check in (check_latent, check_experts, check_compressed, check_streams):
+        check()
