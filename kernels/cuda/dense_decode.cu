@@ -7,7 +7,7 @@
 #include "hopper.cuh"
 
 constexpr int WIDTH = 576;
-constexpr bool COPIED_BY_THREADS = false;
+constexpr bool COPIED_BY_THREADS = false, QUEUED = false;
 #include "latent.cuh"
 #include "spans.cuh"
 
@@ -27,6 +27,7 @@ struct Parameters {
 // Keys `first` up to `end` of a sequence, for 64 rows from `row`.
 struct Task {
     const Parameters &p;
+    static constexpr int before = 0;
     int sequence, row, length, first, end, tiles, limit[2];
     float scale;
     __device__ __forceinline__ Task(const Parameters &p) : p(p), scale(p.scale) {
@@ -99,7 +100,8 @@ __device__ __forceinline__ void produce(const Task &task) {
     int lane = threadIdx.x % 32, boxes = TILE / p.box;
     Box next[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) next[i].find(task, lane + 32 * i < boxes ? task.first + (lane + 32 * i) * p.box : task.end);
+    for (int i = 0; i < 2; i++)
+        next[i].find(task, lane + 32 * i < boxes ? task.first + (lane + 32 * i) * p.box : task.end);
     for (int tile = 0; tile < task.tiles; tile++) {
         Box box[2] = {next[0], next[1]};
         int start = task.first + tile * TILE, buffer = tile % 2;
@@ -117,9 +119,10 @@ __device__ __forceinline__ void produce(const Task &task) {
                 __syncwarp();
             }
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                if (lane + 32 * i < found)
-                    copy_box(to + (lane + 32 * i) * p.box * 128, &p.keys, chunk * 64, box[i].token, box[i].page, arrived);
+            for (int i = 0; i < 2; i++) {
+                u32 rows = to + (lane + 32 * i) * p.box * 128;
+                if (lane + 32 * i < found) copy_box(rows, &p.keys, chunk * 64, box[i].token, box[i].page, arrived);
+            }
         }
     }
 }

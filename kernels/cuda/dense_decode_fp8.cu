@@ -1,191 +1,14 @@
-// Dense MLA decode over FP8 records for Hopper (sm_90a): one block of threads takes 64 rows (heads of query tokens) of a
-// sequence and a span of its keys, and multiplies in FP8 what is stored in FP8.
+// Dense MLA decode over FP8 records for Hopper (sm_90a): one block of threads takes 64 rows (heads of query tokens) of
+// a sequence and a span of its keys, and multiplies in FP8 what is stored in FP8.
 //
-// Warpgroup 3 copies tiles of 64 records to shared memory (TMA) and transposes the 512 E4M3 channels that are values, as
-// FP8 products want both operands along the sum. Warpgroup 0 takes scores: a product for every 128 channels, times the
-// keys' scales, and bf16 for the 64 rotated ones. Its weights go to warpgroups 1 and 2, which turn them, times the keys'
-// scales, into E4M3 and accumulate 256 output channels each. Queries are E4M3 times a scale for each row.
+// Warpgroup 3 copies tiles of 64 records to shared memory (TMA) and transposes the 512 E4M3 channels that are values,
+// as FP8 products want both operands along the sum. Warpgroup 0 takes scores: a product for every 128 channels, times
+// the keys' scales, and bf16 for the 64 rotated ones. Its weights times the keys' scales, E4M3 once more, go to
+// warpgroups 1 and 2, which accumulate 256 output channels each. Queries are E4M3 times a scale for each row.
 
 #include "hopper.cuh"
+#include "dense_decode_fp8_records.cuh"
 #include "spans.cuh"
-
-constexpr int TILE = 64, ROWS = 64, WIDTH = 576, VALUE = 512, RECORD = 656, GROUPS = 4;
-constexpr int CHUNK = TILE * 128;                 // bytes of 64 rows of 128 bytes: the unit of the 128-byte swizzle
-constexpr int TILE_BYTES = (GROUPS + 1) * CHUNK;  // four groups of 128 channels, and 64 in bf16
-constexpr int KEYS = (GROUPS + 1) * CHUNK, VALUES = KEYS + 2 * TILE_BYTES, WEIGHTS = VALUES + 2 * TILE * VALUE;
-constexpr int STATE = WEIGHTS + ROWS * TILE * 2;
-constexpr int ARRIVED = 0, READ = 16, TURNED = 32, SUMMED = 48;  // barriers of both buffers
-constexpr int SCALES = 64, LARGEST = SCALES + 2 * TILE * 16, FACTOR = LARGEST + 2 * 32, TOTAL = FACTOR + 4 * ROWS;
-constexpr int QUERY = TOTAL + 4 * ROWS;
-// A weight is at most 2**LAG, and what is rounded to E4M3 2**LAG * SPREAD: below its largest, 448.
-constexpr float LAG = 2, SPREAD = 64;
-#define INFINITE __int_as_float(0x7f800000)
-constexpr u32 shared = 1024;  // where dynamic shared memory starts: operands of products are constants
-
-struct Parameters {
-    TensorMap records;  // pairs of bytes [pages, page_tokens, RECORD / 2], read in boxes of `box` tokens and 64 pairs
-    const u8 *pages;    // the same
-    const u16 *query;   // bf16 [batch, rows, WIDTH]
-    u16 *output;        // bf16 [batch, rows, VALUE]
-    float *lse;         // [batch, rows]
-    const int *lengths; // [batch]
-    const int *tables;  // [batch, table_stride]
-    float *partial;     // [spans, batch, rows, VALUE], each divided by its own sum
-    float *partial_lse; // [spans, batch, rows], base 2
-    u64 page_bytes;
-    int rows, heads, page_tokens, box, table_stride, span;
-    float scale;        // softmax scale times log2(e)
-};
-
-__device__ __forceinline__ u32 state(int offset) { return shared + STATE + offset; }
-__device__ __forceinline__ float read_float(u32 address) {
-    float x;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
-    return x;
-}
-__device__ __forceinline__ float2 read_floats(u32 address) {
-    float2 x;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
-    return x;
-}
-__device__ __forceinline__ void write_float(u32 address, float x) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
-}
-// Four E4M3 codes, the first lowest.
-__device__ __forceinline__ u32 codes(float a, float b, float c, float d) {
-    u16 low, high;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b), "f"(a));
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d), "f"(c));
-    return (u32)high << 16 | low;
-}
-__device__ __forceinline__ int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
-
-// Keys `first` up to `end` of a sequence, for 64 rows from `row`.
-struct Task {
-    const Parameters &p;
-    int sequence, row, length, first, end, tiles;
-    __device__ __forceinline__ Task(const Parameters &p) : p(p) {
-        row = blockIdx.x * ROWS, sequence = blockIdx.z, length = max(p.lengths[sequence], 0);
-        first = blockIdx.y * p.span, end = min(length, first + p.span);
-        tiles = (max(end - first, 0) + TILE - 1) / TILE;
-    }
-    __device__ __forceinline__ bool whole() const { return length <= p.span; }  // nothing is left to combine
-    __device__ __forceinline__ bool idle() const { return blockIdx.y && !tiles; }
-    __device__ __forceinline__ u64 at(int of) const {
-        return ((u64)(whole() ? 0 : blockIdx.y) * gridDim.z + sequence) * p.rows + row + of;
-    }
-};
-
-// Where a token lies; no page at or behind the end.
-struct Place {
-    int page, token;
-    __device__ __forceinline__ void find(const Task &task, int key) {
-        page = -1, token = 0;
-        if (key >= task.end) return;
-        int block = key / task.p.page_tokens;
-        page = task.p.tables[(u64)task.sequence * task.p.table_stride + block];
-        token = key - block * task.p.page_tokens;
-    }
-};
-
-// `ahead`: where this lane's first box lies; then where that of the tile behind it does.
-__device__ __forceinline__ void copy_tile(const Task &task, int tile, Place &ahead) {
-    const Parameters &p = task.p;
-    int lane = threadIdx.x % 32, start = task.first + tile * TILE, buffer = tile % 2;
-    int found = min((task.end - start + p.box - 1) / p.box, TILE / p.box);
-    u32 arrived = state(ARRIVED + 8 * buffer), to = shared + KEYS + buffer * TILE_BYTES;
-    if (lane == 0) barrier_expect(arrived, found * p.box * (GROUPS + 1) * 128);
-    __syncwarp();
-    for (int j = lane; j < found; j += 32) {
-        Place place = ahead;
-        if (j >= 32) place.find(task, start + j * p.box);
-#pragma unroll 1
-        for (int chunk = 0; chunk <= GROUPS; chunk++)
-            copy_box(to + chunk * CHUNK + j * p.box * 128, &p.records, chunk * 64 + (chunk == GROUPS ? 8 : 0),
-                     place.token, place.page, arrived);
-    }
-    ahead.find(task, lane < TILE / p.box ? start + TILE + lane * p.box : task.end);
-}
-
-// The four scales of this thread's key of a tile; zeros at or behind the end.
-__device__ __forceinline__ uint4 scales_of(const Task &task, int tile) {
-    Place place;
-    place.find(task, task.first + tile * TILE + threadIdx.x % 128);
-    if (threadIdx.x % 128 >= TILE || place.page < 0) return make_uint4(0, 0, 0, 0);
-    return *(const uint4 *)(task.p.pages + place.page * task.p.page_bytes + place.token * RECORD + 512);
-}
-
-// A tile's scales, and the largest of each group and warp.
-__device__ __forceinline__ void keep_scales(const uint4 &scales, int buffer) {
-    int thread = threadIdx.x % 128;
-    if (thread >= TILE) return;
-    u32 to = state(SCALES + buffer * TILE * 16 + thread * 4);
-    store4(to, scales.x), store4(to + 256, scales.y), store4(to + 512, scales.z), store4(to + 768, scales.w);
-    u32 most[4] = {scales.x, scales.y, scales.z, scales.w};
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) most[g] = __reduce_max_sync(~0u, most[g]);  // as integers: none is negative
-    if (thread % 32 == 0) store16(state(LARGEST + buffer * 32 + thread / 2), most[0], most[1], most[2], most[3]);
-}
-
-// Codes behind the end become zero: whatever is there might be NaN.
-__device__ __forceinline__ void clear_tail(int keys, int buffer) {
-    for (int at = keys * 32 + threadIdx.x % 128; at < TILE * 32; at += 128)
-        store16(shared + KEYS + buffer * TILE_BYTES + at % 32 / 8 * CHUNK + swizzled(at / 32, at % 8), 0, 0, 0, 0);
-    meet<6, 128>();
-}
-
-// A tile's 64 keys x 512 channels become 512 channels x 64 keys, beside those of the tile before in rows of 128 bytes.
-// Of 16 channels the even ones come first; of 32 keys, four beside each other are 2t, 2t + 1, 8 + 2t and 9 + 2t, as
-// scores leave them in a thread's registers.
-__device__ __forceinline__ void transpose(int buffer) {
-    int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    u32 keys = shared + KEYS + buffer * TILE_BYTES + warp * CHUNK;
-    u32 values = shared + VALUES + (warp * 128 + lane / 16 * 8 + lane % 8) * 128;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int key = half * 32 + lane, to = buffer * 4 + half * 2 + lane / 8 % 2;
-#pragma unroll 4
-        for (int unit = 0; unit < 8; unit++) {
-            u32 r[4];
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                         : "r"(keys + swizzled(key, unit)) : "memory");
-            u32 even = __byte_perm(r[0], r[1], 0x6420), odd = __byte_perm(r[0], r[1], 0x7531);
-            u32 even2 = __byte_perm(r[2], r[3], 0x6420), odd2 = __byte_perm(r[2], r[3], 0x7531);
-            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                             values + unit * 2048 + ((to ^ lane % 8) << 4)),
-                         "r"(even), "r"(even2), "r"(odd), "r"(odd2) : "memory");
-        }
-    }
-}
-
-__device__ __forceinline__ void produce(const Task &task) {
-    int thread = threadIdx.x % 128;
-    Place ahead;
-    if (thread < 32) {
-        ahead.find(task, thread < TILE / task.p.box ? task.first + thread * task.p.box : task.end);
-        for (int tile = 0; tile < min(task.tiles, 2); tile++) copy_tile(task, tile, ahead);
-    }
-    uint4 scales = scales_of(task, 0);
-    for (int tile = 0; tile < task.tiles; tile++) {
-        int buffer = tile % 2, keys = task.end - task.first - tile * TILE;
-        if (tile >= 2) barrier_wait(state(SUMMED + 8 * buffer), (tile / 2 - 1) & 1);
-        keep_scales(scales, buffer);
-        scales = scales_of(task, tile + 1);
-        __syncwarp();
-        if (thread % 32 == 0) barrier_arrive(state(ARRIVED + 8 * buffer));
-        barrier_wait(state(ARRIVED + 8 * buffer), tile / 2 & 1);
-        if (keys < TILE) clear_tail(keys, buffer);
-        transpose(buffer);
-        show_to_tensor_cores();
-        __syncwarp();
-        if (thread % 32 == 0) barrier_arrive(state(TURNED + 8 * buffer)), barrier_arrive(state(READ + 8 * buffer));
-        if (thread < 32 && tile + 2 < task.tiles) {
-            barrier_wait(state(READ + 8 * buffer), tile / 2 & 1);
-            copy_tile(task, tile + 2, ahead);
-        }
-    }
-}
 
 // scores[64 x 64] (+)= queries[64 x 32] . keys[64 x 32]^T, E4M3, both K-major in shared memory.
 __device__ __forceinline__ void multiply_codes(float (&d)[32], u64 query, u64 key, int accumulate) {
@@ -236,24 +59,22 @@ template <int BUFFER> __device__ __forceinline__ void issue_group(float (&part)[
     commit_products();
 }
 
-// Of the two keys of eight from 8 * `j` whose scores this thread has.
-template <int BUFFER> __device__ __forceinline__ u32 scales_at(int group, int j) {
-    return state(SCALES + BUFFER * TILE * 16) + group * 256 + j * 32 + threadIdx.x % 4 * 8;
-}
-
 // scores += part times the keys' scales of a group.
 template <int BUFFER> __device__ __forceinline__ void add_group(float (&scores)[32], float (&part)[32], int group) {
+    u32 scales = state(SCALES + BUFFER * TILE * 16) + threadIdx.x % 4 * 32 + group * 4;
     hold(part);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        float2 scale = read_floats(scales_at<BUFFER>(group, j));
-        scores[4 * j] += part[4 * j] * scale.x, scores[4 * j + 1] += part[4 * j + 1] * scale.y;
-        scores[4 * j + 2] += part[4 * j + 2] * scale.x, scores[4 * j + 3] += part[4 * j + 3] * scale.y;
+        float even = read_float(scales + j * 128), odd = read_float(scales + j * 128 + 16);
+        scores[4 * j] += part[4 * j] * even, scores[4 * j + 1] += part[4 * j + 1] * odd;
+        scores[4 * j + 2] += part[4 * j + 2] * even, scores[4 * j + 3] += part[4 * j + 3] * odd;
     }
 }
 
-template <int BUFFER>
-__device__ __forceinline__ void take_scores(float (&scores)[32], float (&first)[32], float (&second)[32], int tile) {
+template <int BUFFER> __device__ __forceinline__ void take_scores(float (&scores)[32], int tile) {
+    float first[32], second[32];
+#pragma unroll
+    for (int i = 0; i < 32; i++) first[i] = second[i] = scores[i] = 0;
     barrier_wait(state(ARRIVED + 8 * BUFFER), tile / 2 & 1);
     hold(scores);
     begin_products();
@@ -323,16 +144,48 @@ struct Softmax {
     }
 };
 
-// Weights, a thread's for the same thread of both other warpgroups.
-__device__ __forceinline__ void pass_weights(const float (&s)[32], const Softmax &softmax, int tile) {
-    u32 words[16];
+// Of a power of two.
+__device__ __forceinline__ float inverse_of(float x) { return __uint_as_float(0x7f000000 - __float_as_uint(x)); }
+
+// Weights times scales, as operands of both k-steps of a group, for the same thread of the warpgroup that wants them.
+template <int BUFFER>
+__device__ __forceinline__ void pass_group(const float (&s)[32], int group, float reference) {
+    u32 scales = state(SCALES + BUFFER * TILE * 16) + threadIdx.x % 4 * 32 + group * 4;
+    float spread = reference > 0 ? SPREAD * inverse_of(reference) : 0;
 #pragma unroll
-    for (int j = 0; j < 16; j++) words[j] = pair(s[2 * j], s[2 * j + 1]);
+    for (int k = 0; k < 2; k++) {
+        u32 words[4];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float f[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                f[i] = spread * read_float(scales + (4 * k + 2 * half + i / 2) * 128 + i % 2 * 16);
+            const float *a = s + 4 * (4 * k + 2 * half);
+            words[2 * half] = codes(a[0] * f[0], a[1] * f[1], a[4] * f[2], a[5] * f[3]);
+            words[2 * half + 1] = codes(a[2] * f[0], a[3] * f[1], a[6] * f[2], a[7] * f[3]);
+        }
+        store16(shared + WEIGHTS + (group * 2 + k) * 2048 + threadIdx.x * 16, words[0], words[1], words[2], words[3]);
+    }
+}
+
+// `LAST`: of each group the power of two that its weights are relative to, no smaller than any scale so far.
+template <int BUFFER>
+__device__ __forceinline__ void pass_weights(const float (&s)[32], Softmax &softmax, int tile) {
+    barrier_wait(state(TURNED + 8 * BUFFER), tile / 2 & 1);
     if (tile) meet<3, 384>();  // the other warpgroups have read the weights of the tile before
 #pragma unroll
-    for (int k = 0; k < 4; k++)
-        store16(shared + WEIGHTS + k * 2048 + threadIdx.x * 16, words[4 * k], words[4 * k + 1], words[4 * k + 2],
-                words[4 * k + 3]);
+    for (int g = 0; g < GROUPS; g++) {
+        u32 largest = state(LARGEST + BUFFER * 32 + g * 4);
+        float most = fmaxf(read_float(largest), read_float(largest + 16));
+        float before = read_float(state(LAST + 16 * (1 - BUFFER) + 4 * g)), reference = before;
+        if (most > before) reference = __uint_as_float((__float_as_uint(most) + 0x7fffff) & 0x7f800000);  // seldom
+        if (threadIdx.x == 0) {
+            write_float(state(LAST + 16 * BUFFER + 4 * g), reference);
+            write_float(state(RATIO + 4 * g), most > before ? before * inverse_of(reference) : 1.0f);
+        }
+        pass_group<BUFFER>(s, g, reference);
+    }
     if (threadIdx.x % 4 == 0) {
         write_float(state(FACTOR + 4 * own_row()), softmax.factor[0]);
         write_float(state(FACTOR + 4 * own_row() + 32), softmax.factor[1]);
@@ -341,28 +194,25 @@ __device__ __forceinline__ void pass_weights(const float (&s)[32], const Softmax
 }
 
 template <int BUFFER>
-__device__ __forceinline__ void advance(float (&scores)[32], float (&first)[32], float (&second)[32], Softmax &softmax,
-                                        const Task &task, int tile) {
-    take_scores<BUFFER>(scores, first, second, tile);
+__device__ __forceinline__ void advance(float (&scores)[32], Softmax &softmax, const Task &task, int tile) {
+    take_scores<BUFFER>(scores, tile);
     softmax.mask(scores, task, task.first + tile * TILE);
     softmax.take(scores, task.p);
-    pass_weights(scores, softmax, tile);
+    pass_weights<BUFFER>(scores, softmax, tile);
 }
 
 __device__ __forceinline__ void attend(const Task &task) {
     const Parameters &p = task.p;
-    float scores[32], first[32], second[32];
+    float scores[32];
     Softmax softmax;
-#pragma unroll
-    for (int i = 0; i < 32; i++) first[i] = second[i] = scores[i] = 0;
     softmax.seen = task.length - p.rows / p.heads + 1;  // a query token sees those before it and itself
 #pragma unroll
     for (int r = 0; r < 2; r++) softmax.most[r] = -INFINITE, softmax.total[r] = 0;
     for (int tile = 0; tile + 1 < task.tiles; tile += 2) {
-        advance<0>(scores, first, second, softmax, task, tile);
-        advance<1>(scores, first, second, softmax, task, tile + 1);
+        advance<0>(scores, softmax, task, tile);
+        advance<1>(scores, softmax, task, tile + 1);
     }
-    if (task.tiles % 2) advance<0>(scores, first, second, softmax, task, task.tiles - 1);
+    if (task.tiles % 2) advance<0>(scores, softmax, task, task.tiles - 1);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float total = softmax.total[r];
@@ -379,96 +229,68 @@ __device__ __forceinline__ void attend(const Task &task) {
     meet<4, 384>();
 }
 
-__device__ __forceinline__ float inverse_of(float power) { return __uint_as_float(0x7f000000 - __float_as_uint(power)); }
-__device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xffff0000); }
-
-// What weights of a group are relative to: a power of two no smaller than any scale so far. Returns what earlier sums
-// are to be multiplied by.
-template <int BUFFER> __device__ __forceinline__ float follow_scales(float &reference, int group) {
-    u32 largest = state(LARGEST + BUFFER * 32 + group * 4);
-    float most = fmaxf(read_float(largest), read_float(largest + 16)), before = reference;
-    if (most <= before) return 1.0f;
-    reference = __uint_as_float((__float_as_uint(most) + 0x7fffff) & 0x7f800000);
-    return before * inverse_of(reference);
-}
-
-// Weights times a group's scales, as operands of both k-steps.
-template <int BUFFER>
-__device__ __forceinline__ void encode(const u32 (&weights)[16], int group, float reference, u32 (&words)[8]) {
-    float spread = reference > 0 ? SPREAD * inverse_of(reference) : 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float2 a = read_floats(scales_at<BUFFER>(group, 2 * i)), b = read_floats(scales_at<BUFFER>(group, 2 * i + 1));
-        a.x *= spread, a.y *= spread, b.x *= spread, b.y *= spread;
-        const u32 *w = weights + 4 * i;
-        words[2 * i] = codes(low(w[0]) * a.x, high(w[0]) * a.y, low(w[2]) * b.x, high(w[2]) * b.y);
-        words[2 * i + 1] = codes(low(w[1]) * a.x, high(w[1]) * a.y, low(w[3]) * b.x, high(w[3]) * b.y);
-    }
-}
-
 template <int HALF, int BUFFER>
-__device__ __forceinline__ void accumulate(float (&output)[128], float (&reference)[2], const Task &task, int tile) {
+__device__ __forceinline__ void accumulate(float (&output)[128], const Task &task, int tile) {
     barrier_wait(state(TURNED + 8 * BUFFER), tile / 2 & 1);
     meet<2, 384>();
-    u32 weights[16], words[2][8];
+    u32 weights[16];
     float first = read_float(state(FACTOR + 4 * own_row())), second = read_float(state(FACTOR + 4 * own_row() + 32));
+    float2 ratio = read_floats(state(RATIO + 8 * HALF));
 #pragma unroll
-    for (int k = 0; k < 4; k++) read16(shared + WEIGHTS + k * 2048 + threadIdx.x % 128 * 16, weights + 4 * k);
+    for (int k = 0; k < 4; k++)
+        read16(shared + WEIGHTS + (HALF * 4 + k) * 2048 + threadIdx.x % 128 * 16, weights + 4 * k);
     if (tile + 1 < task.tiles) signal<3, 384>();
-    float ratio[2] = {follow_scales<BUFFER>(reference[0], 2 * HALF), follow_scales<BUFFER>(reference[1], 2 * HALF + 1)};
-    bool same = first == 1.0f && second == 1.0f && ratio[0] == 1.0f && ratio[1] == 1.0f;
+    bool same = first == 1.0f && second == 1.0f && ratio.x == 1.0f && ratio.y == 1.0f;
     if (tile && !__all_sync(~0u, same))
 #pragma unroll
-        for (int i = 0; i < 128; i++) output[i] *= (i / 2 % 2 ? second : first) * ratio[i / 64];
+        for (int i = 0; i < 128; i++) output[i] *= (i / 2 % 2 ? second : first) * (i < 64 ? ratio.x : ratio.y);
     hold(output);
+    begin_products();
 #pragma unroll
-    for (int g = 0; g < 2; g++) {
-        encode<BUFFER>(weights, 2 * HALF + g, reference[g], words[g]);
-        begin_products();
+    for (int g = 0; g < 2; g++)
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             u32 values = shared + VALUES + (HALF * 2 + g) * 128 * 128 + BUFFER * 64 + k * 32;
-            multiply_values_e4m3(output + 64 * g, words[g] + 4 * k, operand(values, 16));
+            multiply_values_e4m3(output + 64 * g, weights + 8 * g + 4 * k, operand(values, 16));
         }
-        commit_products();
-    }
+    commit_products();
     await_products<0>();
     hold(output);
     if (threadIdx.x % 32 == 0) barrier_arrive(state(SUMMED + 8 * BUFFER));
 }
 
 // Of 16 channels a thread holds four beside each other.
-template <int HALF>
-__device__ __forceinline__ void write(const Task &task, const float (&o)[128], const float (&reference)[2]) {
+template <int HALF> __device__ __forceinline__ void write(const Task &task, const float (&o)[128]) {
     const Parameters &p = task.p;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int of = own_row() + 8 * r;
         if (task.row + of >= p.rows) continue;
         float factor = read_float(state(TOTAL + 4 * of));
+        float2 last = read_floats(state(LAST + 16 * ((task.tiles + 1) % 2) + 8 * HALF));
         u64 to = task.at(of) * VALUE + HALF * 256 + threadIdx.x % 4 * 4;
 #pragma unroll
         for (int m = 0; m < 16; m++) {
-            float f = factor * reference[m / 8];
+            float f = factor * (m < 8 ? last.x : last.y);
             const float *a = o + 8 * m + 2 * r;
-            if (task.whole()) *(uint2 *)(p.output + to + 16 * m) = make_uint2(pair(a[0] * f, a[4] * f), pair(a[1] * f, a[5] * f));
-            else *(float4 *)(p.partial + to + 16 * m) = make_float4(a[0] * f, a[4] * f, a[1] * f, a[5] * f);
+            float4 four = make_float4(a[0] * f, a[4] * f, a[1] * f, a[5] * f);
+            if (task.whole()) *(uint2 *)(p.output + to + 16 * m) = make_uint2(pair(four.x, four.y), pair(four.z, four.w));
+            else *(float4 *)(p.partial + to + 16 * m) = four;
         }
     }
 }
 
 template <int HALF> __device__ __forceinline__ void follow(const Task &task) {
-    float output[128], reference[2] = {0, 0};
+    float output[128];
 #pragma unroll
     for (int i = 0; i < 128; i++) output[i] = 0;
     for (int tile = 0; tile + 1 < task.tiles; tile += 2) {
-        accumulate<HALF, 0>(output, reference, task, tile);
-        accumulate<HALF, 1>(output, reference, task, tile + 1);
+        accumulate<HALF, 0>(output, task, tile);
+        accumulate<HALF, 1>(output, task, tile + 1);
     }
-    if (task.tiles % 2) accumulate<HALF, 0>(output, reference, task, task.tiles - 1);
+    if (task.tiles % 2) accumulate<HALF, 0>(output, task, task.tiles - 1);
     meet<4, 384>();
-    write<HALF>(task, output, reference);
+    write<HALF>(task, output);
 }
 
 // Queries become E4M3 times a scale of their row, which the rotated channels, in bf16, are divided by; a warp a row.
@@ -486,7 +308,10 @@ __device__ __forceinline__ void load_queries(const Task &task) {
         const u32 *words = (const u32 *)found;
         float x[24], most = 0;
 #pragma unroll
-        for (int i = 0; i < 12; i++) x[2 * i] = __uint_as_float(words[i] << 16), x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000);
+        for (int i = 0; i < 12; i++) {
+            x[2 * i] = __uint_as_float(words[i] << 16);
+            x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000);
+        }
 #pragma unroll
         for (int i = 0; i < 16; i++) most = fmaxf(most, fabsf(x[i]));
 #pragma unroll
@@ -494,11 +319,11 @@ __device__ __forceinline__ void load_queries(const Task &task) {
         float scale = most > 0 ? most / 448.0f : 1.0f, inverse = 1.0f / scale;
 #pragma unroll
         for (int i = 0; i < 24; i++) x[i] *= inverse;
-        store16(shared + lane / 8 * CHUNK + swizzled(row, lane % 8), codes(x[0], x[1], x[2], x[3]), codes(x[4], x[5], x[6], x[7]),
-                codes(x[8], x[9], x[10], x[11]), codes(x[12], x[13], x[14], x[15]));
+        store16(shared + lane / 8 * CHUNK + swizzled(row, lane % 8), codes(x[0], x[1], x[2], x[3]),
+                codes(x[4], x[5], x[6], x[7]), codes(x[8], x[9], x[10], x[11]), codes(x[12], x[13], x[14], x[15]));
         if (lane < 8)
-            store16(shared + GROUPS * CHUNK + swizzled(row, lane), pair(x[16], x[17]), pair(x[18], x[19]), pair(x[20], x[21]),
-                    pair(x[22], x[23]));
+            store16(shared + GROUPS * CHUNK + swizzled(row, lane), pair(x[16], x[17]), pair(x[18], x[19]),
+                    pair(x[20], x[21]), pair(x[22], x[23]));
         if (lane == 0) write_float(state(QUERY + 4 * row), scale);
     }
     show_to_tensor_cores();
@@ -509,6 +334,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) dense_decode_fp8(const __gr
     extern __shared__ __align__(1024) u8 memory[];
     if (address_of(memory) != shared) __trap();
     int group = threadIdx.x / 128;
+    if (threadIdx.x < 8) write_float(state(LAST + 4 * threadIdx.x), 0);
     if (threadIdx.x == 384) {
         for (int buffer = 0; buffer < 2; buffer++) {
             barrier_init(state(ARRIVED + 8 * buffer), 1 + 4), barrier_init(state(READ + 8 * buffer), 8);

@@ -22,7 +22,7 @@ from kernels.reference.dense_decode import PagedRecords, check_operands
 from kernels.reference.sparse_decode import RecordKind
 
 THREADS, RECORD = 512, RecordKind.V32.value
-SHARED_BYTES = 196_608 + 2_944
+SHARED_BYTES = 204_800 + 2_992
 SOURCE = Path(__file__).with_suffix(".cu")
 
 

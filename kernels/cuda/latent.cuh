@@ -1,21 +1,21 @@
 // Attention of 64 rows over tiles of 64 bf16 latents in shared memory: the two warpgroups that consume them, for any
-// producer. Knows wgmma, the running softmax and who waits for whom; a `Task` knows which keys a row sees and where
-// results go.
+// producer. Knows wgmma, the running softmax and who waits for whom; a `Task` knows which keys a row sees, where results
+// go, and how many tiles (`before`, an even number) this block has taken for others.
 //
 // Two tiles are held, in parts that are freed singly. Warpgroup 0 multiplies queries by keys, keeps the softmax and
 // accumulates output channels 0..255; warpgroup 1 accumulates channels 256..511 with the weights that warpgroup 0
 // leaves in shared memory. The value of a key is its first 512 channels: one copy serves both products (K-major, then
 // MN-major).
 //
-// What each tile takes, in order: values of the tile before (channels 0..511), scores, softmax. The last quarter of the
-// values waits for the scores and is multiplied beside the softmax, so that the tensor cores work on; the rest is freed
-// first, and its memory is filled again while scores are taken.
-//
-// Wants WIDTH (512 or 576 channels) and COPIED_BY_THREADS (whether parts come by cp.async instead of the copy engine).
+// Wants WIDTH (512 or 576 channels), COPIED_BY_THREADS (whether parts come by cp.async instead of the copy engine) and
+// QUEUED. Where it is true, the values of a tile and the scores of the next one follow each other in the tensor cores'
+// queue without a pause, and the last quarter of the values waits to be multiplied beside the softmax. Otherwise values
+// end, and their memory is free, before scores begin: better where memory or the L2 is what limits.
 
 constexpr int TILE = 64, ROWS = 64, VALUE = 512, CHUNKS = WIDTH / 64;
 constexpr bool ROPED = WIDTH > VALUE;  // a last chunk that is no value
-constexpr int PARTS = ROPED ? 5 : 4, LEFT = PARTS - 4, RIGHT = PARTS - 2;  // the first part of each half of the values
+constexpr int PARTS = ROPED ? 5 : 4;
+constexpr int LEFT = PARTS - (QUEUED ? 4 : 2), RIGHT = PARTS - (QUEUED ? 2 : 4);  // first parts of half the values
 constexpr int CHUNK = TILE * 128;  // bytes of 64 rows of 64 channels: the unit of the 128-byte swizzle
 constexpr int TILE_BYTES = TILE * WIDTH * 2;
 constexpr int KEYS = ROWS * WIDTH * 2, WEIGHTS = KEYS + 2 * TILE_BYTES, STATE = WEIGHTS + ROWS * TILE * 2;
@@ -26,7 +26,9 @@ constexpr float LAG = 8;
 constexpr u32 shared = 1024;
 
 // Chunks of 64 channels in the order in which scores want them; those of one part are freed together.
-__device__ constexpr int chunk_at(int turn) { return ROPED ? (turn == 0 ? 8 : turn - 1) : turn; }
+__device__ constexpr int chunk_at(int turn) {
+    return turn < ROPED ? 8 : QUEUED ? turn - ROPED : (turn - ROPED + 4) % 8;
+}
 __device__ constexpr int part_at(int turn) { return (turn + ROPED) / 2; }
 __device__ constexpr bool begins_part(int turn) { return turn == 0 || part_at(turn) != part_at(turn - 1); }
 
@@ -40,8 +42,9 @@ __device__ __forceinline__ void prepare_barriers(int arrivals, int more) {
     show_to_tensor_cores();
 }
 
-__device__ __forceinline__ void await_part(int buffer, int part, int tile) {
-    barrier_wait(full(buffer, part), tile / 2 & 1);
+// `turn`: how often the buffer was filled before, modulo 2.
+__device__ __forceinline__ void await_part(int buffer, int part, int turn) {
+    barrier_wait(full(buffer, part), turn);
     if (COPIED_BY_THREADS) show_to_tensor_cores();
 }
 
@@ -50,13 +53,13 @@ template <int BUFFER> __device__ __forceinline__ void release(int part) {
 }
 
 template <int BUFFER>
-__device__ __forceinline__ void issue_scores(float (&scores)[32], int tile) {
+__device__ __forceinline__ void issue_scores(float (&scores)[32], int turn_of_buffer) {
     constexpr u32 keys = shared + KEYS + BUFFER * TILE_BYTES;
     hold(scores);
 #pragma unroll
     for (int turn = 0; turn < CHUNKS; turn++) {
         if (begins_part(turn)) {
-            await_part(BUFFER, part_at(turn), tile);
+            await_part(BUFFER, part_at(turn), turn_of_buffer);
             begin_products();
         }
 #pragma unroll
@@ -77,21 +80,6 @@ __device__ __forceinline__ void issue_values(float *output, const u32 (&weights)
 #pragma unroll
     for (int k = 0; k < 4; k++) multiply_values(output, weights + 4 * k, operand(values + k * 2048, CHUNK));
     commit_products();
-}
-
-// Both halves of this warpgroup's channels; of channels 256..511, `between` runs before the second begins.
-template <int BUFFER, int FIRST, int PART, typename Between>
-__device__ __forceinline__ void add_values(float (&output)[128], const u32 (&weights)[16], const Between &between) {
-    hold(output);
-    issue_values<BUFFER, FIRST>(output, weights);
-    if (PART == LEFT) issue_values<BUFFER, FIRST + 2 * CHUNK>(output + 64, weights), await_products<1>();
-    else await_products<0>();
-    release<BUFFER>(PART);
-    between();
-    if (PART == RIGHT) issue_values<BUFFER, FIRST + 2 * CHUNK>(output + 64, weights);
-    await_products<0>();
-    hold(output);
-    release<BUFFER>(PART + 1);
 }
 
 // Running softmax of the two rows a thread shares: rows `warp * 16 + lane / 4` and eight below.
@@ -152,11 +140,8 @@ __device__ __forceinline__ void write_float(u32 address, float x) {
 // The first of the two rows of the block that a thread of either warpgroup shares.
 __device__ __forceinline__ int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 
-// Weights as the registers of a bf16 operand, and in shared memory, a thread's for the same thread of warpgroup 1.
-__device__ __forceinline__ void pass_weights(const float (&s)[32], u32 (&weights)[16], const Softmax &softmax,
-                                             bool later) {
-#pragma unroll
-    for (int j = 0; j < 16; j++) weights[j] = pair(s[2 * j], s[2 * j + 1]);
+// Weights, the registers of a bf16 operand, to shared memory: a thread's for the same thread of warpgroup 1.
+__device__ __forceinline__ void pass_weights(const u32 (&weights)[16], const Softmax &softmax, bool later) {
     if (later) meet<3, 256>();  // the other warpgroup has read the weights of the tile before
 #pragma unroll
     for (int k = 0; k < 4; k++)
@@ -169,26 +154,66 @@ __device__ __forceinline__ void pass_weights(const float (&s)[32], u32 (&weights
     signal<2, 256>();
 }
 
+// Scores that have come become the weights of `tile`, which lies in BUFFER.
 template <int BUFFER, typename Task>
-__device__ __forceinline__ void take_scores(float (&scores)[32], Softmax &softmax, const Task &task, int tile) {
-    issue_scores<BUFFER>(scores, tile);
-    await_products<0>();
+__device__ __forceinline__ void weigh_scores(float (&scores)[32], u32 (&weights)[16], Softmax &softmax,
+                                             const Task &task, int tile) {
     hold(scores);
-    if (tile) signal<8, 256>();  // the other warpgroup's last quarter of values may begin
+    if (QUEUED && tile) signal<8, 256>();  // the other warpgroup's last quarter of values may begin
     task.template mask<BUFFER>(scores, tile);
     if (ROPED) release<BUFFER>(0);
     softmax.look(scores, task.scale);
     softmax.weigh(scores, task.scale);
+#pragma unroll
+    for (int j = 0; j < 16; j++) weights[j] = pair(scores[2 * j], scores[2 * j + 1]);
 }
 
-// From the weights of tile - 1 to those of `tile`, which lies in BUFFER.
+// Values of `tile`, which lies in BUFFER; they are not awaited.
+template <int BUFFER, typename Task>
+__device__ __forceinline__ void begin_values(float (&output)[128], const u32 (&weights)[16], const Softmax &softmax,
+                                             const Task &task, int tile) {
+    if (!QUEUED) pass_weights(weights, softmax, tile > 0);
+    if (tile) rescale(output, softmax.factor[0], softmax.factor[1]);
+    task.template clear<BUFFER, 0>(tile);
+    hold(output);
+    issue_values<BUFFER, 0>(output, weights);
+    issue_values<BUFFER, 2 * CHUNK>(output + 64, weights);
+    if (QUEUED) pass_weights(weights, softmax, tile > 0);
+}
+
+template <int BUFFER, int PENDING> __device__ __forceinline__ void free_values(int part) {
+    await_products<PENDING + 1>();
+    release<BUFFER>(part);
+    await_products<PENDING>();
+    if (PENDING) release<BUFFER>(part + 1);
+}
+
+// From the weights of `tile`, which lies in BUFFER, to those of the next one.
 template <int BUFFER, typename Task>
 __device__ __forceinline__ void advance(float (&output)[128], float (&scores)[32], u32 (&weights)[16],
                                         Softmax &softmax, const Task &task, int tile) {
-    add_values<1 - BUFFER, 0, LEFT>(output, weights, [] {});
-    take_scores<BUFFER>(scores, softmax, task, tile);
-    pass_weights(scores, weights, softmax, true);
-    rescale(output, softmax.factor[0], softmax.factor[1]);
+    begin_values<BUFFER>(output, weights, softmax, task, tile);
+    if (QUEUED) {
+        issue_scores<1 - BUFFER>(scores, (task.before + tile + 1) / 2 & 1);
+        free_values<BUFFER, 1>(LEFT);
+    } else {
+        free_values<BUFFER, 0>(LEFT);
+        hold(output);
+        release<BUFFER>(LEFT + 1);
+        issue_scores<1 - BUFFER>(scores, (task.before + tile + 1) / 2 & 1);
+    }
+    await_products<0>();
+    hold(output);
+    weigh_scores<1 - BUFFER>(scores, weights, softmax, task, tile + 1);
+}
+
+template <int BUFFER, typename Task>
+__device__ __forceinline__ void finish(float (&output)[128], const u32 (&weights)[16], const Softmax &softmax,
+                                       const Task &task, int tile) {
+    begin_values<BUFFER>(output, weights, softmax, task, tile);
+    await_products<0>();
+    hold(output);
+    release<BUFFER>(LEFT), release<BUFFER>(LEFT + 1);
 }
 
 // Sums of both rows a thread shares, and what outputs are to be multiplied by; `done(row, base, total)`, the base a
@@ -218,20 +243,19 @@ template <typename Task> __device__ __forceinline__ void attend(const Task &task
 #pragma unroll
     for (int i = 0; i < 32; i++) scores[i] = 0;
     if (task.tiles) {
-        take_scores<0>(scores, softmax, task, 0);
-        pass_weights(scores, weights, softmax, false);
-        int tile = 1;
-        for (; tile < last; tile += 2) {
-            advance<1>(output, scores, weights, softmax, task, tile);
-            advance<0>(output, scores, weights, softmax, task, tile + 1);
+        issue_scores<0>(scores, task.before / 2 & 1);
+        await_products<0>();
+        weigh_scores<0>(scores, weights, softmax, task, 0);
+        int tile = 0;
+        for (; tile + 1 < last; tile += 2) {
+            advance<0>(output, scores, weights, softmax, task, tile);
+            advance<1>(output, scores, weights, softmax, task, tile + 1);
         }
-        if (tile == last) {
-            advance<1>(output, scores, weights, softmax, task, tile);
-            task.template clear<1, 0>(last);
-            add_values<1, 0, LEFT>(output, weights, [] {});
+        if (tile < last) {
+            advance<0>(output, scores, weights, softmax, task, tile);
+            finish<1>(output, weights, softmax, task, last);
         } else {
-            task.template clear<0, 0>(last);
-            add_values<0, 0, LEFT>(output, weights, [] {});
+            finish<0>(output, weights, softmax, task, last);
         }
     }
     close(task, softmax, factor);
@@ -240,18 +264,30 @@ template <typename Task> __device__ __forceinline__ void attend(const Task &task
 
 template <int BUFFER, typename Task>
 __device__ __forceinline__ void accumulate(float (&output)[128], const Task &task, int tile) {
-    await_part(BUFFER, RIGHT, tile);
-    await_part(BUFFER, RIGHT + 1, tile);
+    await_part(BUFFER, RIGHT, (task.before + tile) / 2 & 1);
+    await_part(BUFFER, RIGHT + 1, (task.before + tile) / 2 & 1);
     meet<2, 256>();
     u32 weights[16], factor = shared + STATE + FACTOR + 4 * own_row();
     float first = read_float(factor), second = read_float(factor + 32);
 #pragma unroll
     for (int k = 0; k < 4; k++) read16(shared + WEIGHTS + k * 2048 + threadIdx.x % 128 * 16, weights + 4 * k);
+    if (!QUEUED && tile + 1 < task.tiles) signal<3, 256>();
     if (tile) rescale(output, first, second);
     task.template clear<BUFFER, 4 * CHUNK>(tile);
-    add_values<BUFFER, 4 * CHUNK, RIGHT>(output, weights, [&] {
+    hold(output);
+    issue_values<BUFFER, 4 * CHUNK>(output, weights);
+    if (QUEUED) {
+        await_products<0>();
+        release<BUFFER>(RIGHT);
         if (tile + 1 < task.tiles) meet<8, 256>(), signal<3, 256>();
-    });
+        issue_values<BUFFER, 6 * CHUNK>(output + 64, weights);
+        await_products<0>();
+    } else {
+        issue_values<BUFFER, 6 * CHUNK>(output + 64, weights);
+        free_values<BUFFER, 0>(RIGHT);
+    }
+    hold(output);
+    release<BUFFER>(RIGHT + 1);
 }
 
 template <typename Task> __device__ __forceinline__ void follow(const Task &task) {

@@ -1,11 +1,12 @@
-// Sparse MLA prefill for Hopper (sm_90a): one block of threads takes one query token and 64 heads.
+// Sparse MLA prefill for Hopper (sm_90a): a block of threads takes one query token and 64 heads after another. The
+// copies of one begin while the one before ends.
 //
 // A warpgroup copies the bf16 latents that a list names into tiles of shared memory, sixteen bytes a thread at a time;
 // two others attend (latent.cuh). Compiled with WIDTH (512 or 576 channels).
 
 #include "hopper.cuh"
 
-constexpr bool COPIED_BY_THREADS = true;
+constexpr bool COPIED_BY_THREADS = true, QUEUED = true;
 #include "latent.cuh"
 
 struct Parameters {
@@ -17,19 +18,25 @@ struct Parameters {
     const int *lengths; // [queries], or null: every query has `listed` indices
     const float *sink;  // [heads], or null
     u64 stride;
-    int heads, slots, listed;
+    int queries, heads, slots, listed;
     float scale;        // softmax scale times log2(e)
 };
 
 struct Task {
     const Parameters &p;
-    int query, head, length, tiles;
+    int item, before, query, head, length, tiles;
     float scale;
-    __device__ __forceinline__ Task(const Parameters &p) : p(p), scale(p.scale) {
-        int blocks = (p.heads + ROWS - 1) / ROWS;  // side by side: they read the same keys
-        query = blockIdx.x / blocks, head = blockIdx.x % blocks * ROWS;
+    __device__ __forceinline__ Task(const Parameters &p) : p(p), item(blockIdx.x), before(0), scale(p.scale) { find(); }
+
+    __device__ __forceinline__ int blocks() const { return (p.heads + ROWS - 1) / ROWS; }
+    __device__ __forceinline__ bool any() const { return item < p.queries * blocks(); }
+    __device__ __forceinline__ void next() { before += tiles, item += gridDim.x, find(); }
+
+    __device__ __forceinline__ void find() {
+        if (!any()) return;
+        query = item / blocks(), head = item % blocks() * ROWS;  // heads side by side: they read the same keys
         length = p.lengths ? min(max(p.lengths[query], 0), p.listed) : p.listed;
-        tiles = (length + TILE - 1) / TILE;
+        tiles = (length + 2 * TILE - 1) / (2 * TILE) * 2;  // buffers take turns: the last tile may hold nothing
     }
 
     template <int BUFFER> __device__ __forceinline__ void mask(float (&s)[32], int) const {
@@ -76,7 +83,7 @@ __device__ __forceinline__ void produce(const Task &task) {
     int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     int next = slot_of(task, 0);
     for (int tile = 0; tile < task.tiles; tile++) {
-        int slot = next, buffer = tile % 2;
+        int slot = next, buffer = tile % 2, turn_of_buffer = (task.before + tile) / 2;
         const u8 *from[4];
         u32 valid = __ballot_sync(~0u, slot >= 0) & 0xffff, keys = shared + KEYS + buffer * TILE_BYTES, to[4];
 #pragma unroll
@@ -89,7 +96,7 @@ __device__ __forceinline__ void produce(const Task &task) {
 #pragma unroll
         for (int turn = 0; turn < CHUNKS; turn++) {
             int part = part_at(turn), chunk = chunk_at(turn);
-            if (begins_part(turn) && tile >= 2) barrier_wait(freed(buffer, part), (tile / 2 - 1) & 1);
+            if (begins_part(turn) && turn_of_buffer) barrier_wait(freed(buffer, part), (turn_of_buffer - 1) & 1);
             if (turn == 0 && lane == 0) {
                 u32 at = shared + STATE + VALID + 8 * buffer + 2 * warp;
                 asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"((u16)valid) : "memory");
@@ -101,7 +108,8 @@ __device__ __forceinline__ void produce(const Task &task) {
                 copy16(to[i] + chunk * CHUNK, any ? from[i] + chunk * 128 : task.p.keys, any);
             }
             if (turn + 1 == CHUNKS || begins_part(turn + 1))
-                asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full(buffer, part)) : "memory");
+                asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full(buffer, part))
+                             : "memory");
         }
     }
 }
@@ -114,16 +122,20 @@ extern "C" __global__ void __launch_bounds__(384, 1) sparse_prefill(const __grid
     __syncthreads();
     if (group == 2) {  // registers of all three: three times what a thread begins with, 168
         fewer_registers<72>();
-        produce(Task(p));
+        for (Task task(p); task.any(); task.next()) produce(task);
     } else if (group == 0) {
         more_registers<240>();
-        Task task(p);
-        load_queries(p.query + ((u64)task.query * p.heads + task.head) * WIDTH, p.heads - task.head);
-        attend(task);
+        for (Task task(p); task.any(); task.next()) {
+            if (task.item >= gridDim.x) meet<9, 256>();  // both have written what lay where queries go
+            load_queries(p.query + ((u64)task.query * p.heads + task.head) * WIDTH, p.heads - task.head);
+            attend(task);
+        }
     } else {
         more_registers<192>();
-        Task task(p);
-        load_queries(p.query + ((u64)task.query * p.heads + task.head) * WIDTH, p.heads - task.head);
-        follow(task);
+        for (Task task(p); task.any(); task.next()) {
+            if (task.item >= gridDim.x) meet<9, 256>();
+            load_queries(p.query + ((u64)task.query * p.heads + task.head) * WIDTH, p.heads - task.head);
+            follow(task);
+        }
     }
 }

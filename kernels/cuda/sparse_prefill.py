@@ -25,8 +25,9 @@ SOURCE = Path(__file__).with_suffix(".cu")
 class _Parameters(ctypes.Structure):
     _fields_ = [("query", ctypes.c_void_p), ("keys", ctypes.c_void_p), ("output", ctypes.c_void_p),
                 ("lse", ctypes.c_void_p), ("indices", ctypes.c_void_p), ("lengths", ctypes.c_void_p),
-                ("sink", ctypes.c_void_p), ("stride", ctypes.c_uint64), ("heads", ctypes.c_int),
-                ("slots", ctypes.c_int), ("listed", ctypes.c_int), ("scale", ctypes.c_float)]  # fmt: skip
+                ("sink", ctypes.c_void_p), ("stride", ctypes.c_uint64), ("queries", ctypes.c_int),
+                ("heads", ctypes.c_int), ("slots", ctypes.c_int), ("listed", ctypes.c_int),
+                ("scale", ctypes.c_float), ("unused", ctypes.c_int)]  # fmt: skip
 
 
 def sparse_prefill(
@@ -41,10 +42,13 @@ def sparse_prefill(
     lengths, sinks = (0 if tensor is None else tensor.data_ptr() for tensor in (named.lengths, sink))
     parameters = _Parameters(
         query.data_ptr(), named.keys.data_ptr(), output.data_ptr(), lse.data_ptr(), named.indices.data_ptr(), lengths,
-        sinks, named.keys.stride(0) * 2, heads, named.keys.shape[0], named.indices.shape[1], scale * math.log2(math.e),
+        sinks, named.keys.stride(0) * 2, queries, heads, named.keys.shape[0], named.indices.shape[1],
+        scale * math.log2(math.e), 0,
     )  # fmt: skip
     if queries:
-        _kernel(width, query.device.index).launch((queries * -(-heads // ROWS_A_BLOCK), 1, 1), parameters)
+        device = query.device.index
+        blocks = min(queries * -(-heads // ROWS_A_BLOCK), _processors(device))
+        _kernel(width, device).launch((blocks, 1, 1), parameters)
 
 
 def defines_for(width: int) -> dict[str, int]:
@@ -60,6 +64,11 @@ def compile_for(width: int) -> tuple[bytes, str]:
 def shared_bytes(width: int) -> int:
     """Dynamic shared memory of a launch: queries, two tiles of keys, weights and state."""
     return 64 * width * 2 * 3 + 64 * 64 * 2 + 160 + 2 * 64 * 4 + 16
+
+
+@functools.cache
+def _processors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.cache
