@@ -19,7 +19,7 @@ _SHARED_BYTES = 232_448 - 1024  # what a block may ask for, and room to align
 class Stream:
     """How a product is cut.
 
-    A block of threads takes 64 * passes * row_groups rows and `tokens` at a time; depth_groups warpgroups of it take
+    A block of threads takes 64 * row_groups rows and `tokens` at a time; depth_groups warpgroups of it take
     turns over channels. `split` blocks share a tile's channels. `once`: no block takes a second tile. `resident`
     blocks have room on a multiprocessor.
     """
@@ -30,16 +30,17 @@ class Stream:
     split: int
     once: bool
     resident: int = 1
-    passes: int = 1
 
     @property
     def threads(self) -> int:
-        return 128 * self.row_groups * self.depth_groups + (128 if self.passes > 1 else 32)
+        consumers = self.row_groups * self.depth_groups
+        traded = self.tokens == 128 and consumers == 2  # registers, which takes whole warpgroups
+        return 128 * consumers + (128 if traded else 32)
 
     @property
     def block_rows(self) -> int:
         """Rows of a block of threads."""
-        return 64 * self.passes * self.row_groups
+        return 64 * self.row_groups
 
     @property
     def partial_bytes(self) -> int:
@@ -82,16 +83,15 @@ def choose_stream(rows: int, channels: int, groups: int, tokens: int, fp4: bool 
     if fp4:
         return Stream(width, 4, 1, 1, once=False) if width <= 32 else Stream(64, 2, 1, 1, once=False)
     if groups > 1 or tokens > 2 * WIDTHS[-1]:
-        return _for_many(rows, width, groups * -(-tokens // width), grain)
+        return _for_many(width, grain)
     return _for_few(rows, channels, width, -(-tokens // width))
 
 
-def _for_many(rows: int, width: int, token_tiles: int, grain: int) -> Stream:
-    """Many tiles: blocks of threads that stay, and tiles as large as leave none of them without one."""
+def _for_many(width: int, grain: int) -> Stream:
+    """Many tiles: blocks of threads that stay."""
     if width < WIDTHS[-1] or grain == 32:
         return Stream(min(width, 64), 2, 2 if width < 64 else 1, 1, once=False)
-    large = -(-rows // 256) * token_tiles >= PROCESSORS
-    return Stream(width, 2, 1, 1, once=False, passes=2 if large else 1)
+    return Stream(width, 2, 1, 1, once=False)
 
 
 def _for_few(rows: int, channels: int, width: int, token_tiles: int) -> Stream:

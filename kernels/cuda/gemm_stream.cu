@@ -15,15 +15,14 @@
 #include "gemm_copies.cuh"
 
 constexpr int CONSUMERS = 128 * ROW_GROUPS * DEPTH_GROUPS, DEPTH = 128;
-constexpr int GROUP_ROWS = 64 * PASSES, ROWS = GROUP_ROWS * ROW_GROUPS;
-// With two passes a consumer's sums take most registers there are, and whole warpgroups trade them.
-constexpr int PRODUCERS = PASSES > 1 ? 128 : 32;
-static_assert(PASSES == 1 || FORMAT == 8 && GRAIN == 128, "a warpgroup's rows share their scale");
+constexpr int ROWS = 64 * ROW_GROUPS;
+// Where two consumers' sums take most registers there are, whole warpgroups trade them.
+constexpr bool TRADED = TOKENS == 128 && ROW_GROUPS * DEPTH_GROUPS == 2;
+constexpr int PRODUCERS = TRADED ? 128 : 32;
 // Whose products begin before the sums of those before are taken: two partial products fit. Not worth its code where a
 // block reads little and once.
-constexpr bool EARLY = FORMAT == 8 && GRAIN == 128 && PASSES == 1 && TOKENS <= 64 && !(ONCE && TOKENS == 8);
-constexpr bool ORDERED = PASSES > 1;  // whose warpgroups take turns at the tensor cores
-static_assert(!ORDERED || ROW_GROUPS == 2 && DEPTH_GROUPS == 1, "turns are of two");
+constexpr bool FITS = TOKENS <= 64 || TRADED;
+constexpr bool EARLY = FORMAT == 8 && GRAIN == 128 && FITS && !(ONCE && TOKENS == 8);
 static_assert(SPLIT == 1 || ONCE, "a cluster meets once");
 constexpr int PACKED = 64 * DEPTH / 2 + 64 * 4;  // bytes of 64 rows of one block of channels, FORMAT 4
 constexpr int WEIGHT = FORMAT == 8 ? ROWS * DEPTH : ROW_GROUPS * PACKED, ACTIVATION = TOKENS * DEPTH;
@@ -142,7 +141,7 @@ struct WeightScales {
         return block < blocks ? __ldg(scales + block) : 0;
     }
     __device__ __forceinline__ WeightScales(const Parameters &p, const Tile &tile, int row_group) {
-        int row = tile.row + row_group * GROUP_ROWS + (GRAIN == 32 ? threadIdx.x % 128 / 64 * 32 : 0);
+        int row = tile.row + row_group * 64 + (GRAIN == 32 ? threadIdx.x % 128 / 64 * 32 : 0);
         int rows = (p.rows + GRAIN - 1) / GRAIN;
         scales = (const u32 *)p.weight_scales + ((u64)tile.expert * rows + min(row / GRAIN, rows - 1)) * p.blocks;
         blocks = p.blocks, begin = tile.first, now = read(begin), ahead = read(begin + 32);
@@ -183,57 +182,37 @@ __device__ __forceinline__ void release(u32 shared, int stage) {
     if (threadIdx.x % 32 == 0) barrier_arrive(shared + FREE + 8 * stage);
 }
 
-// Two warpgroups that do nothing else but wait for the tensor cores and for each other take turns.
-__device__ __forceinline__ void await_turn(int row_group) {
-    if (row_group == 0) meet<3, 256>();
-    else meet<4, 256>();
-}
-__device__ __forceinline__ void give_turn(int row_group) {
-    if (row_group == 0) signal<4, 256>();
-    else signal<3, 256>();
-}
-
 // Products of one block of channels, begun and not awaited.
-__device__ __forceinline__ void begin_fp8(u32 shared, int stage, int row_group, int pass, float (&part)[TOKENS / 2]) {
-    u64 weights = operand(shared + WEIGHTS + stage * WEIGHT + (row_group * PASSES + pass) * 64 * DEPTH, 16);
+__device__ __forceinline__ void begin_fp8(u32 shared, int stage, int row_group, float (&part)[TOKENS / 2]) {
+    u64 weights = operand(shared + WEIGHTS + stage * WEIGHT + row_group * 64 * DEPTH, 16);
     u64 activations = operand(shared + ACTIVATIONS + stage * ACTIVATION, 16);
     hold(part);
     begin_products();
 #pragma unroll
-    for (int step = 0; step < 4; step++) {
+    for (int step = 0; step < 4; step++)
         Product<TOKENS>::run(part, further(weights, step * 32), further(activations, step * 32), step > 0);
-        if (ORDERED && step == 1) commit_products();
-    }
     commit_products();
     hold(part);
 }
 
 template <int PENDING>
-__device__ __forceinline__ void end_fp8(u32 shared, int stage, u32 scale, bool last, float (&part)[TOKENS / 2],
+__device__ __forceinline__ void end_fp8(u32 shared, int stage, u32 scale, float (&part)[TOKENS / 2],
                                         float (&sums)[TOKENS / 2]) {
     TokenScales tokens(shared + SCALES + stage * TOKENS * 4);
     await_products<PENDING>();
     hold(part);
-    if (last && TokenScales::AHEAD) release(shared, stage);
+    if (TokenScales::AHEAD) release(shared, stage);
     promote(sums, part, tokens, __uint_as_float(scale), __uint_as_float(scale));
-    if (last && !TokenScales::AHEAD) release(shared, stage);
+    if (!TokenScales::AHEAD) release(shared, stage);
 }
 
 __device__ __forceinline__ void multiply_fp8(u32 shared, int stage, int row_group, u32 scale,
-                                             float (&sums)[PASSES][TOKENS / 2]) {
+                                             float (&sums)[TOKENS / 2]) {
     float part[TOKENS / 2];
 #pragma unroll
     for (int i = 0; i < TOKENS / 2; i++) part[i] = 0;
-#pragma unroll
-    for (int pass = 0; pass < PASSES; pass++) {
-        if (ORDERED) await_turn(row_group);
-        begin_fp8(shared, stage, row_group, pass, part);
-        if (ORDERED) {
-            await_products<1>();
-            give_turn(row_group);
-        }
-        end_fp8<0>(shared, stage, scale, pass == PASSES - 1, part, sums[pass]);
-    }
+    begin_fp8(shared, stage, row_group, part);
+    end_fp8<0>(shared, stage, scale, part, sums);
 }
 
 // The same with scales of 32 x 32.
@@ -288,7 +267,7 @@ struct Decoded {
 
 // Products of `now`; meanwhile the block of channels DEPTH_GROUPS further is decoded, if the tile has it.
 __device__ __forceinline__ void multiply_fp4(u32 shared, int turn, int row_group, bool more, const Decoded &now,
-                                             Decoded &next, float (&sums)[PASSES][TOKENS / 2]) {
+                                             Decoded &next, float (&sums)[TOKENS / 2]) {
     float part[TOKENS / 2];
     int stage = stage_of(turn);
     u64 activations = operand(shared + ACTIVATIONS + stage * ACTIVATION, 16);
@@ -306,7 +285,7 @@ __device__ __forceinline__ void multiply_fp4(u32 shared, int turn, int row_group
     await_products<0>();
     hold(part);
     if (TokenScales::AHEAD) release(shared, stage);
-    promote(sums[0], part, tokens, __uint_as_float(now.first & 0x7f800000), __uint_as_float(now.second & 0x7f800000));
+    promote(sums, part, tokens, __uint_as_float(now.first & 0x7f800000), __uint_as_float(now.second & 0x7f800000));
     if (!TokenScales::AHEAD) release(shared, stage);
 }
 
@@ -319,23 +298,21 @@ __device__ __forceinline__ u16 *output_of(const Parameters &p, const Tile &tile,
 
 // Whole sums of a warp to memory as bf16, by way of shared memory of its own: sixteen rows, CHUNK tokens at a time.
 __device__ __forceinline__ void write_whole(const Parameters &p, const Tile &tile, u32 shared, int row_group,
-                                            const float (&sums)[PASSES][TOKENS / 2]) {
+                                            const float (&sums)[TOKENS / 2]) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 staging = shared + PARTIALS + warp * CHUNK * 32;
     // Each lane has the address of eight rows of one token in four squares of 8 x 8: bank conflicts are swizzled away.
     u32 to = staging + (lane / 16 * 8 + lane % 8) * 32 + ((lane / 8 ^ lane / 4) % 2 << 4);
 #pragma unroll
-    for (int at = 0; at < PASSES * TOKENS; at += CHUNK) {
-        int pass = at / TOKENS, first = at % TOKENS;
-        const float (&of)[TOKENS / 2] = sums[pass];
+    for (int first = 0; first < TOKENS; first += CHUNK) {
 #pragma unroll
         for (int i = 0; i < CHUNK / 2; i += 8) {
-            const float *square = of + first / 2 + i;
+            const float *square = sums + first / 2 + i;
             store_squares(to + i * 64, pair(square[0], square[1]), pair(square[2], square[3]),
                           pair(square[4], square[5]), pair(square[6], square[7]));
         }
         __syncwarp();
-        int row = tile.row + row_group * GROUP_ROWS + pass * 64 + warp % 4 * 16 + lane % 2 * 8;
+        int row = tile.row + row_group * 64 + warp % 4 * 16 + lane % 2 * 8;
 #pragma unroll
         for (int i = 0; i < CHUNK; i += 16) {
             int at_token = i + lane / 2, token = first + at_token;
@@ -350,8 +327,8 @@ __device__ __forceinline__ void write_whole(const Parameters &p, const Tile &til
 
 // Partial sums to the shared memory of the blocks that add them, [group of channels][token][row].
 __device__ __forceinline__ void leave(const Tile &tile, u32 shared, int row_group, int depth_group,
-                                      const float (&sums)[PASSES][TOKENS / 2]) {
-    int lane = threadIdx.x % 32, row = row_group * GROUP_ROWS + threadIdx.x % 128 / 32 * 16 + lane / 4;
+                                      const float (&sums)[TOKENS / 2]) {
+    int lane = threadIdx.x % 32, row = row_group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
     u32 to = shared + PARTIALS + (blockIdx.x % SPLIT * DEPTH_GROUPS + depth_group) * SLOT;
     to += lane % 4 * 2 * LEADING + row * 4;
 #pragma unroll
@@ -361,11 +338,10 @@ __device__ __forceinline__ void leave(const Tile &tile, u32 shared, int row_grou
         u32 there = SPLIT > 1 ? address_in(to, rank) : to, barrier = SPLIT > 1 ? address_in(shared + SUMS, rank) : 0;
         there += octet / SPLIT * 8 * LEADING;
 #pragma unroll
-        for (int i = 0; i < 4 * PASSES; i++) {
-            u32 at = there + i % 2 * LEADING + i / 2 % 2 * 32 + i / 4 * 256;
-            float sum = sums[i / 4][octet * 4 + i % 4];
-            if (SPLIT > 1) send_float(at, sum, barrier);
-            else store_float(at, sum);
+        for (int i = 0; i < 4; i++) {
+            u32 at = there + i % 2 * LEADING + i / 2 * 32;
+            if (SPLIT > 1) send_float(at, sums[octet * 4 + i], barrier);
+            else store_float(at, sums[octet * 4 + i]);
         }
     }
 }
@@ -410,7 +386,7 @@ __device__ __forceinline__ void add_early(const Tile &tile, u32 shared, int bloc
     float even[TOKENS / 2], odd[TOKENS / 2];
     auto begin = [&](float (&part)[TOKENS / 2], int ahead) {
         await_full(shared, turn + ahead);
-        begin_fp8(shared, stage_of(turn + ahead), row_group, 0, part);
+        begin_fp8(shared, stage_of(turn + ahead), row_group, part);
     };
     if (block >= tile.end) return;
     begin(even, 0);
@@ -418,33 +394,33 @@ __device__ __forceinline__ void add_early(const Tile &tile, u32 shared, int bloc
     while (block + DEPTH_GROUPS < tile.end) {
         u32 scale = scales.of(block);
         begin(odd, DEPTH_GROUPS);
-        end_fp8<1>(shared, stage_of(turn), scale, true, even, sums);
+        end_fp8<1>(shared, stage_of(turn), scale, even, sums);
         block += DEPTH_GROUPS, turn += DEPTH_GROUPS;
         scale = scales.of(block);
         if (block + DEPTH_GROUPS >= tile.end) {
-            end_fp8<0>(shared, stage_of(turn), scale, true, odd, sums);
+            end_fp8<0>(shared, stage_of(turn), scale, odd, sums);
             return;
         }
         begin(even, DEPTH_GROUPS);
-        end_fp8<1>(shared, stage_of(turn), scale, true, odd, sums);
+        end_fp8<1>(shared, stage_of(turn), scale, odd, sums);
         block += DEPTH_GROUPS, turn += DEPTH_GROUPS;
     }
-    end_fp8<0>(shared, stage_of(turn), scales.of(block), true, even, sums);
+    end_fp8<0>(shared, stage_of(turn), scales.of(block), even, sums);
 }
 
 // All blocks of channels of a tile that this warpgroup takes; `turn` counts those before them.
 __device__ __forceinline__ void add_up(const Parameters &p, const Tile &tile, u32 shared, int turn, int row_group,
-                                       int depth_group, float (&sums)[PASSES][TOKENS / 2]) {
+                                       int depth_group, float (&sums)[TOKENS / 2]) {
     int block = tile.first + depth_group;
     turn += depth_group;
     if (FORMAT == 8) {
         WeightScales scales(p, tile, row_group);
-        if (EARLY) return add_early(tile, shared, block, turn, row_group, scales, sums[0]);
+        if (EARLY) return add_early(tile, shared, block, turn, row_group, scales, sums);
 #pragma unroll 1
         for (; block < tile.end; block += DEPTH_GROUPS, turn += DEPTH_GROUPS) {
             u32 scale = scales.of(block);
             await_full(shared, turn);
-            if (GRAIN == 32) multiply_fine(shared, stage_of(turn), row_group, scale, sums[0]);
+            if (GRAIN == 32) multiply_fine(shared, stage_of(turn), row_group, scale, sums);
             else multiply_fp8(shared, stage_of(turn), row_group, scale, sums);
         }
         return;
@@ -467,9 +443,9 @@ __device__ __forceinline__ void consume(const Parameters &p, u32 shared) {
     int row_group = group % ROW_GROUPS, depth_group = group / ROW_GROUPS, turn = 0;
     Walk walk;
     for (Tile tile; walk.take(p, tile); turn += tile.end - tile.first) {
-        float sums[PASSES][TOKENS / 2];
+        float sums[TOKENS / 2];
 #pragma unroll
-        for (int i = 0; i < PASSES * TOKENS / 2; i++) sums[i / (TOKENS / 2)][i % (TOKENS / 2)] = 0;
+        for (int i = 0; i < TOKENS / 2; i++) sums[i] = 0;
         add_up(p, tile, shared, turn, row_group, depth_group, sums);
         // Nobody reads the ring, or the sums of the tile before, any more.
         if (!APART || turn && !WHOLE) meet<1, CONSUMERS>();
@@ -508,16 +484,15 @@ gemm_stream(const __grid_constant__ Parameters p) {
     __syncwarp();
     if (SPLIT > 1) arrive_cluster();
     if (threadIdx.x >= CONSUMERS) {
-        if (PASSES > 1) fewer_registers<40>();
+        if (TRADED) fewer_registers<40>();
         signal<2, CONSUMERS + PRODUCERS>();
         if (threadIdx.x == CONSUMERS) produce(p, shared);
         __syncwarp();
         if (SPLIT > 1) await_cluster();
     } else {
-        if (PASSES > 1) more_registers<232>();
+        if (TRADED) more_registers<232>();
         meet<2, CONSUMERS + PRODUCERS>();
         if (SPLIT > 1) await_cluster();
-        if (ORDERED && threadIdx.x >= 128) give_turn(1);
         consume(p, shared);
     }
 }

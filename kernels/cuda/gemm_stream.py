@@ -82,8 +82,7 @@ def defines_for(stream: Stream, fp4: bool, grain: int) -> dict[str, int]:
     """Macros the source is compiled with."""
     return {"FORMAT": 4 if fp4 else 8, "GRAIN": grain, "TOKENS": stream.tokens, "ROW_GROUPS": stream.row_groups,
             "DEPTH_GROUPS": stream.depth_groups, "SPLIT": stream.split, "STAGES": stream.stages(fp4),
-            "ONCE": int(stream.once), "RESIDENT": stream.resident,
-            "PASSES": stream.passes}  # fmt: skip
+            "ONCE": int(stream.once), "RESIDENT": stream.resident}  # fmt: skip
 
 
 def compile_for(stream: Stream, fp4: bool, grain: int, architecture: str = "sm_90a") -> tuple[bytes, str]:

@@ -40,7 +40,6 @@ static float e4m3(u8 code) {
 static u32 address_of(const void *p) { return (u32)((const u8 *)p - (const u8 *)memory); }
 static void barrier_init(u32 barrier, u32 count) {
     emulated::barriers[barrier] = {(int)count, (int)count, 0, 0};
-    emulated::meetings.erase(3), emulated::meetings.erase(4);  // a turn that the block before left over
 }
 static void barrier_arrive(u32 barrier) {
     emulated::barriers[barrier].pending--;
