@@ -77,6 +77,7 @@ class DecodeGraphs:
         """Queue the largest graph again with the operands of its last run: it computes and caches the same."""
         self._sizes[max(self._sizes)].graph.replay()
 
+    @torch.inference_mode()
     def replay_empty(self) -> None:
         """Queue every graph for a batch of nobody: nothing that is cached may change."""
         for captured in self._sizes.values():
