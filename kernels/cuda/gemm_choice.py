@@ -11,6 +11,7 @@ from kernels.reference.gemm import DEPTH
 WIDTHS = (8, 16, 32, 64, 128)
 PROCESSORS = 132  # multiprocessors of an H100 or H200
 _SPREAD = 1.3  # of the largest group's tokens over the average's, which should fit one tile
+_FEW_CHANNELS = 1024
 _FEW_TILES, _MOST_SPLIT = 64, 3  # below so many tiles of 64 rows, channels are split; four do not divide the chip
 _SHARED_BYTES = 232_448 - 1024  # what a block may ask for, and room to align
 
@@ -99,6 +100,9 @@ def _for_few(rows: int, channels: int, width: int, token_tiles: int) -> Stream:
 
     How channels are divided depends on the weights alone: up to 128 tokens, all cuts give a token the same bits.
     """
+    if channels < _FEW_CHANNELS:  # no two warpgroups find enough to take turns over
+        whole = width == WIDTHS[0] and -(-rows // 128) * token_tiles <= 2 * PROCESSORS
+        return Stream(width, 2, 1, 1, once=whole, resident=2 if whole else 1)
     row_tiles = -(-rows // 64)
     split = max(min(PROCESSORS // row_tiles, _MOST_SPLIT, channels // DEPTH // 8), 1) if row_tiles < _FEW_TILES else 1
     if split == 1 and width >= 64 and row_tiles * token_tiles * 2 <= PROCESSORS:
