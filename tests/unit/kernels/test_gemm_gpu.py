@@ -31,10 +31,11 @@ def run_kernel(case: Case) -> torch.Tensor:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_kernel_equals_float64_on_a_gpu(form: str) -> None:
-    for tokens in (1, 7, 33, 64, 127, 500):
-        for rows, channels in ((192, 128), (2112, 1152), (7168, 512)):
-            for groups, hostile in ((1, False), (5, True)):
-                assert_case(make_case(form, groups, tokens, rows, channels, CUDA, tokens, hostile=hostile), run_kernel)
+    for rows, channels in ((192, 128), (2112, 1152)):
+        for tokens in (1, 5, 127):
+            assert_case(make_case(form, 1, tokens, rows, channels, CUDA, tokens), run_kernel)
+        for tokens in (33, 500):
+            assert_case(make_case(form, 5, tokens, rows, channels, CUDA, tokens, hostile=True), run_kernel)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -51,11 +52,10 @@ def first(case: Case, tokens: int) -> Case:
 
 @pytest.mark.parametrize("form", FORMATS[:2])
 def test_a_token_has_the_same_bits_whatever_else_is_in_the_batch(form: str) -> None:
-    for rows, channels in ((2112, 7168), (7168, 2048), (24576, 1536)):
-        case = make_case(form, 1, 128, rows, channels, CUDA, 5)
-        output = run_kernel(case)
-        for tokens in (1, 3, 16, 17, 64, 65):
-            assert torch.equal(run_kernel(first(case, tokens)), output[:, :tokens])
+    case = make_case(form, 1, 128, 2112, 7168, CUDA, 5)
+    output = run_kernel(case)
+    for tokens in (1, 3, 17, 64, 65):
+        assert torch.equal(run_kernel(first(case, tokens)), output[:, :tokens])
 
 
 def test_a_graph_of_the_kernel_gives_its_bits_and_a_launch_allocates_nothing() -> None:
