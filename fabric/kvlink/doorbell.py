@@ -51,8 +51,9 @@ class Doorbell:
         return self._open and where.startswith(self._host) and len(where) > len(self._host)
 
     def ring(self, where: str, payload: bytes) -> bool:
-        """Delivers a notice to the doorbell at `where`; False where that is of another host, gone, or full."""
-        if not self.reaches(where):
+        """Delivers a notice to the doorbell at `where`; False where that is of another host, gone, or full, and for one
+        that it would cut: what a socket may hold is the host's setting."""
+        if not self.reaches(where) or len(self._sender) + len(payload) > _MOST_BYTES:
             return False
         try:
             self._socket.sendto(self._sender + payload, _at(where[len(self._host) :]))

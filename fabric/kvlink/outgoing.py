@@ -148,6 +148,11 @@ class Outgoing:
         self._finished = False
         self._in_doubt = False
 
+    @property
+    def refused(self) -> ServiceError | None:
+        """What the receiver refused the transfer for, if it did: `send` of the last pieces raises it to nobody."""
+        return self._refused
+
     async def send(self, pieces: Pieces | Sequence[Piece], *, last: bool = False) -> None:
         """Sends the pieces; returns when nobody needs them here any more. With `last` nothing may follow, and it
         returns when the receiver has said that everything is verified in its place, or that it is not: whoever waits

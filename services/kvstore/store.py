@@ -143,6 +143,8 @@ class Store:
                 done = not part.whole or sent.blocks == len(names)
                 if extents or sent.blocks:
                     await outgoing.send(self._pieces(part.records, extents), last=done)
+        if outgoing.refused is not None:
+            raise outgoing.refused
         if not sent.blocks or (anchor and not sent.anchor):
             self._metrics.miss("left")
         self._announcer.changed([name.key for name in names])

@@ -52,6 +52,12 @@ async def test_a_notice_names_its_sender_and_arrives_as_it_was(inbox, receiver, 
     assert await taken(inbox, 2) == [Notice("prefill-1", 2**63, b"small"), Notice("prefill-1", 2**63, large)]
 
 
+async def test_what_its_receiver_would_cut_is_not_delivered_though_the_socket_has_room(inbox, receiver, sender):
+    sender._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    assert not sender.ring(receiver.where, bytes(300_000))
+    assert sender.ring(receiver.where, b"next") and (await taken(inbox, 1))[0].payload == b"next"
+
+
 async def test_who_is_not_reached_is_not_told(receiver, sender):
     host, _, label = receiver.where.partition("/")
     assert not sender.ring("", b"x")
