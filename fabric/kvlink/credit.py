@@ -115,6 +115,10 @@ class ReceiveRing:
             self._next, self._end = self._next + 1, following.end
         return found
 
+    def forget(self, number: int) -> None:
+        """Chunk `number`, which came early, is to come again."""
+        self._early.pop(number, None)
+
     def took(self, run: Run) -> None:
         """The chunk's bytes are in place: its part of the ring may be written again."""
         self.taken_out = max(self.taken_out, run.end)

@@ -218,7 +218,7 @@ class Intake:
         try:
             lent = self._lent(transfer, chunk)
             if chunk.lent and (lent is None or transfer.must_write):
-                self._answers.unreadable(transfer)
+                self._ask_to_write(transfer)
                 return
             check_chunk(chunk, transfer.ring.nbytes, lent.nbytes if lent is not None else 0)
             in_order = transfer.ring.arrived(chunk.number, chunk.run)
@@ -230,6 +230,14 @@ class Intake:
         transfer.chunks[chunk.number] = chunk
         transfer.queue.extend(transfer.chunks.pop(number) for number, _ in in_order)
         self._advance(transfer)
+
+    def _ask_to_write(self, transfer: Transfer) -> None:
+        """What was lent and came early is written as well: were it the last chunk and taken from where it lies, the
+        landing would return while its writer, as it was told to, still writes."""
+        for number in [number for number, early in transfer.chunks.items() if early.lent]:
+            del transfer.chunks[number]
+            transfer.ring.forget(number)
+        self._answers.unreadable(transfer)
 
     def _advance(self, transfer: Transfer) -> None:
         """Places what arrived: at once as far as that takes no time and nobody else waits, the rest in a task."""

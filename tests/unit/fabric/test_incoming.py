@@ -287,6 +287,20 @@ async def test_what_cannot_be_read_is_asked_for_in_the_landing_and_never_looked_
     assert desk.block(0) == b"w" * 500
 
 
+async def test_a_last_chunk_that_was_lent_and_came_early_is_not_taken_from_there_once_an_earlier_one_must_be_written(
+    desk, writer_link
+):
+    desk.say(Lent(desk).chunk(1, 500, 500, at=0, last=True))
+    desk.say(Lent(desk, readable=False).chunk(0, 0, 500, at=0, reply=writer_link.address))
+    assert await answered(writer_link) == Unreadable("t")
+    Lent(desk)  # now it could be read
+    desk.say(desk.chunk(0, 0, b"v" * 500, 0))
+    assert desk.pool.state("t") is SlabState.GRANTED and list(desk.placed.blocks) == [("latent", 0)]
+    desk.say(desk.chunk(1, 500, b"w" * 500, 1, last=True))
+    await desk.intake.ready("t", 5.0)
+    assert desk.block(1) == b"w" * 500
+
+
 async def test_a_writer_that_did_not_hear_of_the_end_is_told_again_and_nobody_else_is(desk, writer_link):
     lent = Lent(desk)
     last = lent.chunk(0, 0, 500, at=0, last=True, reply=writer_link.address)
