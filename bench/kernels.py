@@ -13,8 +13,9 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -33,18 +34,31 @@ from bench.kernels_timing import Ceilings, measure_ceilings, median_us
 from bench.table import Row, report
 from kernels.cuda.driver import compile_ahead
 
-GROUPS = ("decode", "dense", "prefill", "select", "indexer", "tile", "ep", "gemm")
+Rows: TypeAlias = Callable[[Ceilings, int], Iterator[Row]]
+Sources: TypeAlias = Callable[[], list[tuple[Path, str, dict[str, int]]]]
+
+# A group: what it times, and what is to be compiled before CUDA is used (Triton compiles on demand).
+GROUPS: dict[str, tuple[tuple[Rows, ...], Sources]] = {
+    "select": ((kernels_select.select_rows,), kernels_select.sources),
+    "indexer": ((kernels_indexer.indexer_rows,), kernels_indexer.sources),
+    "decode": ((kernels_decode.decode_rows,), kernels_decode.sources),
+    "dense": ((kernels_dense_decode.dense_rows,), kernels_dense_decode.sources),
+    "prefill": ((kernels_prefill.prefill_rows,), kernels_prefill.sources),
+    "tile": ((kernels_tile.tile_rows, kernels_tile_mix.mix_rows), list),
+    "ep": ((kernels_ep.ep_rows,), list),
+    "gemm": ((kernels_gemm.gemm_rows,), kernels_gemm.sources),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, default=None)
-    parser.add_argument("--only", choices=GROUPS, action="append", help="a group of kernels (default: all)")
+    parser.add_argument("--only", choices=tuple(GROUPS), action="append", help="a group of kernels (default: all)")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here")
-    groups = options.only or GROUPS
+    groups = tuple(options.only or GROUPS)
     started = time.perf_counter()
     compile_sources(groups)
     rows = [Row("compiling ahead", time.perf_counter() - started, "s")]
@@ -54,39 +68,20 @@ def main(argv: list[str] | None = None) -> int:
     return report(torch.cuda.get_device_name(), rows, options.json)
 
 
-def compile_sources(groups: tuple[str, ...]) -> dict[str, str]:
-    """Reports of the compiler, by kernel. Before anything else uses CUDA."""
-    sources = kernels_decode.sources() if "decode" in groups else []
-    sources += kernels_dense_decode.sources() if "dense" in groups else []
-    sources += kernels_prefill.sources() if "prefill" in groups else []
-    sources += kernels_select.sources() if "select" in groups else []
-    sources += kernels_indexer.sources() if "indexer" in groups else []
-    sources += kernels_gemm.sources() if "gemm" in groups else []
-    return compile_ahead(sources, os.cpu_count() or 1)
+def compile_sources(groups: Iterable[str]) -> dict[str, str]:
+    """Reports of the compiler, by kernel. Before anything else uses CUDA: processes are forked."""
+    wanted = [source for group in groups for source in GROUPS[group][1]()]
+    return compile_ahead(wanted, os.cpu_count() or 1)
 
 
-def measured(groups: tuple[str, ...], seed: int) -> Iterator[Row]:
+def measured(groups: Iterable[str], seed: int) -> Iterator[Row]:
     ceilings: Ceilings = measure_ceilings()
     yield Row("ceiling: copy", ceilings.gb_per_s, "GB/s")
     yield Row("ceiling: bf16 8192^3", ceilings.tflop_per_s, "TFLOP/s")
     yield Row("empty pair of events", median_us(lambda: None), "us")
-    if "select" in groups:
-        yield from kernels_select.select_rows(ceilings, seed)
-    if "indexer" in groups:
-        yield from kernels_indexer.indexer_rows(ceilings, seed)
-    if "decode" in groups:
-        yield from kernels_decode.decode_rows(ceilings, seed)
-    if "dense" in groups:
-        yield from kernels_dense_decode.dense_rows(ceilings, seed)
-    if "prefill" in groups:
-        yield from kernels_prefill.prefill_rows(ceilings, seed)
-    if "tile" in groups:
-        yield from kernels_tile.tile_rows(ceilings, seed)
-        yield from kernels_tile_mix.mix_rows(ceilings, seed)
-    if "ep" in groups:
-        yield from kernels_ep.ep_rows(ceilings, seed)
-    if "gemm" in groups:
-        yield from kernels_gemm.gemm_rows(ceilings, seed)
+    for group in groups:
+        for rows in GROUPS[group][0]:
+            yield from rows(ceilings, seed)
 
 
 if __name__ == "__main__":
