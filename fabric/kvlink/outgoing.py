@@ -168,8 +168,7 @@ class Outgoing:
         lends = any(self._lends(region) for region in packed.regions)
         for first, end in packed.spans(self._chunk_bytes(lends), lends) or ([(0, 0)] if last else []):
             await self._send_chunk(packed.cut(first, end), last and end == len(packed))
-        if last or any(chunk.lent for chunk in self._unconfirmed):
-            await self._in_time(self._all_taken(), "no word that everything was taken")
+        await (self._taken() if last else self._lent_taken())
         if self._refused is not None and not last:
             raise self._refused
         self._finished = last and self._refused is None
@@ -225,11 +224,13 @@ class Outgoing:
         return min(most, size if whole else max(1, size // 2))
 
     async def _send_chunk(self, pieces: Pieces, last: bool) -> None:
+        region = pieces.regions[int(pieces.of[0])] if len(pieces) else None
+        if last and (region is None or not self._lends(region)):
+            await self._lent_taken()  # this notice says that no more is written: what was lent might have to be
         run = await self._place(int(pieces.sizes.sum()))
         chunk = _Unconfirmed(self._chunks, run, last, pieces)
         self._chunks += 1
         self._unconfirmed.append(chunk)
-        region = pieces.regions[int(pieces.of[0])] if len(pieces) else None
         if region is not None and self._lends(region):
             await self._lend(chunk, region)
         else:
@@ -301,6 +302,13 @@ class Outgoing:
             else:  # the piece is so large that it finds no place although half the landing is free
                 await self._send_chunk(NOTHING.cut(0, 0), last=False)
         raise self._refused
+
+    async def _lent_taken(self) -> None:
+        if any(chunk.lent for chunk in self._unconfirmed):
+            await self._taken()
+
+    async def _taken(self) -> None:
+        await self._in_time(self._all_taken(), "no word that everything was taken")
 
     async def _all_taken(self) -> None:
         while self._unconfirmed and self._refused is None:

@@ -68,14 +68,37 @@ async def test_a_reader_that_was_frozen_until_the_memory_was_anothers_takes_noth
         assert await reader.opened(owner) == DataLoss.code
 
 
+def hide(link: Link) -> None:
+    """Nobody finds the memory any more: as from another namespace."""
+    assert isinstance(link, UcxLink)
+    _, shared = link._neighbours._shared.popitem()
+    shared.close()
+
+
 async def test_what_a_reader_may_not_open_is_written_after_all(here, reader):
-    assert isinstance(here.link, UcxLink)
-    [shared] = here.link._neighbours._shared.values()
-    here.link._neighbours._shared.clear()
-    shared.close()  # nobody finds the memory any more: as from another namespace
+    hide(here.link)
     for owner in ("one", "two"):
         landing = await reader.open(owner, WINDOW)
         async with here.sender(10.0).transfer(landing) as outgoing:
             await outgoing.send(pieces(here.source, SIZES), last=True)
             assert outgoing._must_write
         assert await reader.opened(owner) == digest(source_bytes(SEED)[: sum(SIZES)])
+
+
+async def test_a_last_chunk_that_is_written_is_not_announced_while_what_was_lent_may_have_to_be_written(here, reader):
+    """It says that its writer is done: its landing could return to be another's."""
+    hide(here.link)
+    own, unconfirmed = source_region(here.link, SEED, lends=False), []
+    both = [*pieces(here.source, SIZES[:20]), *pieces(own, SIZES)[20:]]
+    landing = await reader.open("t", 4 * WINDOW)  # room for all at once
+    async with here.sender(10.0).transfer(landing, sum(SIZES)) as outgoing:
+        note = outgoing._note
+
+        def noted(chunk, reply):
+            unconfirmed.append((chunk.last, [each.lent for each in outgoing._unconfirmed if each.lent]))
+            note(chunk, reply)
+
+        outgoing._note = noted
+        await outgoing.send(both, last=True)
+    assert any(lent for _, lent in unconfirmed) and [lent for last, lent in unconfirmed if last] == [[]]
+    assert await reader.opened("t") == digest(source_bytes(SEED)[: sum(SIZES)])
