@@ -31,7 +31,7 @@ test-full: setup  ## all tests but those that need a GPU
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not gpu" $(ARGS)
 
 test-chaos: setup  ## kill, freeze and corrupt; prints what was measured of each promise, writes docs/promises.md
-	$(PYTEST) -m "chaos and not gpu" --promises docs/promises.md $(ARGS)
+	$(PYTEST) -m "chaos and not gpu" --promises=docs/promises.md $(ARGS)
 
 lint: setup  ## style, types, import matrix, contract, generated code, hygiene
 	$(BIN)/ruff check .

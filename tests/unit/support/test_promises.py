@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support import promises
+from tests.support.procs import ROOT
 from tests.support.promises import Figure
 
 pytest_plugins = "pytester"
@@ -140,3 +144,12 @@ def test_verdicts_count_promises_not_figures() -> None:
     assert promises.verdicts([*rows, ("3", "", "", "", "", "not measured", "")]) == (
         "1 promises kept; not in every figure: 2; not measured: 3"
     )
+
+
+def test_the_verb_of_the_makefile_is_a_command_that_pytest_takes() -> None:
+    """An option and its value in two words would name a folder without conftest.py to a pytest that has no other."""
+    lines = subprocess.run(["make", "-n", "test-chaos"], cwd=ROOT, text=True, capture_output=True, check=True)
+    command = next(line for line in lines.stdout.splitlines() if "pytest" in line)
+    options = shlex.split(command.split("pytest", 1)[1])
+    taken = [sys.executable, "-m", "pytest", *options, "--markers"]
+    subprocess.run(taken, cwd=ROOT, check=True, capture_output=True, timeout=60)
