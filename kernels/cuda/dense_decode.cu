@@ -20,19 +20,24 @@ struct Parameters {
     const int *tables;  // [batch, table_stride]
     float *partial;     // [spans, batch, rows, VALUE], each divided by its own sum
     float *partial_lse; // [spans, batch, rows], base 2
-    int rows, heads, page_tokens, box, table_stride, span;
+    int rows, heads, page_tokens, box, table_stride, span, most;
     float scale;        // softmax scale times log2(e)
+
+    // Keys of one span: of a sequence that is longer than `most` spans of `span`, an equal share.
+    __device__ __forceinline__ int span_of(int length) const {
+        return max(span, (length + most * TILE - 1) / (most * TILE) * TILE);
+    }
 };
 
 // Keys `first` up to `end` of a sequence, for 64 rows from `row`.
 struct Task {
     const Parameters &p;
     static constexpr int before = 0;
-    int sequence, row, length, first, end, tiles, limit[2];
+    int sequence, row, length, span, first, end, tiles, limit[2];
     float scale;
     __device__ __forceinline__ Task(const Parameters &p) : p(p), scale(p.scale) {
         row = blockIdx.x * ROWS, sequence = blockIdx.z, length = max(p.lengths[sequence], 0);
-        first = blockIdx.y * p.span, end = min(length, first + p.span);
+        span = p.span_of(length), first = blockIdx.y * span, end = min(length, first + span);
         tiles = (max(end - first, 0) + TILE - 1) / TILE;
         int tokens = p.rows / p.heads;
 #pragma unroll
@@ -40,7 +45,7 @@ struct Task {
             limit[r] = min(end, length - tokens + 1 + (row + own_row() + 8 * r) / p.heads);
     }
 
-    __device__ __forceinline__ bool whole() const { return length <= p.span; }  // nothing is left to combine
+    __device__ __forceinline__ bool whole() const { return length <= span; }  // nothing is left to combine
     __device__ __forceinline__ bool idle() const { return blockIdx.y && !tiles; }
 
     template <int BUFFER> __device__ __forceinline__ void mask(float (&s)[32], int tile) const {
@@ -154,9 +159,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) dense_decode(const __grid_c
 // One block a row; sequences that were not split are left alone.
 extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant__ Parameters p) {
     int length = max(p.lengths[blockIdx.y], 0);
-    if (length <= p.span) return;
+    int span = p.span_of(length);
+    if (length <= span) return;
     u64 row = (u64)blockIdx.y * p.rows + blockIdx.x;
-    Sums sums = sum_spans(p.partial, p.partial_lse, (length + p.span - 1) / p.span, (u64)gridDim.y * p.rows, row);
+    Sums sums = sum_spans(p.partial, p.partial_lse, (length + span - 1) / span, (u64)gridDim.y * p.rows, row);
     float inverse = sums.total != 0 ? 1.0f / sums.total : 0.0f;
     u32 low = pair(sums.values.x * inverse, sums.values.y * inverse);
     u32 high = pair(sums.values.z * inverse, sums.values.w * inverse);

@@ -1,7 +1,8 @@
 """Dense MLA decode on Hopper: launches of `dense_decode.cu`. Shapes and formula: reference/dense_decode.py.
 
-Keys are split into spans of a fixed length, so that the bits of a sequence depend on it and on the span alone. Nothing
-is allocated while running: it captures into a CUDA graph.
+Keys are split into spans of a fixed length, so that the bits of a sequence depend on it and on the span alone; of a
+sequence for which these are too few, into longer ones. Nothing is allocated while running: it captures into a CUDA
+graph.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class _Parameters(ctypes.Structure):
                 ("lse", ctypes.c_void_p), ("lengths", ctypes.c_void_p), ("tables", ctypes.c_void_p),
                 ("partial", ctypes.c_void_p), ("partial_lse", ctypes.c_void_p), ("rows", ctypes.c_int),
                 ("heads", ctypes.c_int), ("page_tokens", ctypes.c_int), ("box", ctypes.c_int),
-                ("table_stride", ctypes.c_int), ("span", ctypes.c_int), ("scale", ctypes.c_float),
-                ("unused", ctypes.c_char * 44)]  # fmt: skip
+                ("table_stride", ctypes.c_int), ("span", ctypes.c_int), ("most", ctypes.c_int),
+                ("scale", ctypes.c_float), ("unused", ctypes.c_char * 40)]  # fmt: skip
 
 
 def dense_decode(
@@ -38,8 +39,8 @@ def dense_decode(
 ) -> None:
     """Fill output bf16 [batch, tokens, heads, 512] and lse fp32 [batch, tokens, heads].
 
-    Keys behind `split.span * split.most` are not read: no length may exceed it. Raises KernelError for operands the
-    kernel does not take, before anything is launched.
+    A sequence of more than `split.span * split.most` keys is cut into `split.most` equal spans. Raises KernelError for
+    operands the kernel does not take, before anything is launched.
     """
     check_operands(query, cache, output, lse)
     batch, tokens, heads = query.shape[:3]
@@ -51,7 +52,7 @@ def dense_decode(
     parameters = _Parameters(
         b"", query.data_ptr(), output.data_ptr(), lse.data_ptr(), cache.lengths.data_ptr(), cache.tables.data_ptr(),
         workspace.partial.data_ptr(), workspace.lse.data_ptr(), rows, heads, cache.page_tokens, box,
-        cache.tables.shape[1], split.span, scale * math.log2(math.e),
+        cache.tables.shape[1], split.span, split.most, scale * math.log2(math.e),
     )  # fmt: skip
     ctypes.memmove(ctypes.addressof(parameters), tensor_map(cache.pages, (1, box, 64)), 128)
     device = query.device.index

@@ -48,6 +48,13 @@ def test_kernel_equals_float64_on_a_gpu(page: int, split: Split) -> None:
             assert_case(case, partial(run_kernel, split=split), FP8)
 
 
+@pytest.mark.parametrize("split", [Split(64, 2), Split(64, 7)])
+def test_sequences_too_long_for_a_splits_spans_are_cut_into_longer_ones(split: Split) -> None:
+    for page, heads in ((64, 16), (61, 128)):
+        case = make_case(LENGTHS, 2, heads, page, torch.device("cuda"), heads, hostile=True)
+        assert_case(case, partial(run_kernel, split=split))
+
+
 @pytest.mark.parametrize("make", [make_case, make_record_case])
 def test_kernel_has_the_same_bits_alone_in_a_batch_and_from_a_graph(make: Callable[..., Case]) -> None:
     case, split = make(LENGTHS, 2, 64, 64, torch.device("cuda"), 5, hostile=True), Split(1_024, 3)
