@@ -12,8 +12,13 @@ import torch
 from kernels.errors import KernelError
 from kernels.ops import Ops
 
-BACKENDS = ("reference", "cpu", "triton")
-_MODULES = {"triton": "kernels.triton.engine.ops"}  # where a backend is not a package of its own name
+BACKENDS = ("reference", "cpu", "triton", "cuda")
+_MODULES = {
+    "triton": "kernels.triton.engine.ops",
+    "cuda": "kernels.cuda.engine.ops",
+}  # where a backend is not a package of its own name
+_HOPPER = 9
+_PREFERRED = ("cuda", "triton", "cpu", "reference")
 
 
 def choose_name(name: str = "auto", device: str = "cpu") -> str:
@@ -21,11 +26,10 @@ def choose_name(name: str = "auto", device: str = "cpu") -> str:
     if name != "auto" and name not in BACKENDS:
         raise KernelError(f"no kernels called {name!r}", fix=f"choose one of auto, {', '.join(BACKENDS)}")
     _require_device(device)
-    missing = {"reference": "", "cpu": _missing_for_cpu(device), "triton": _missing_for_triton(device)}
     if name == "auto":
-        return next(backend for backend in ("triton", "cpu", "reference") if not missing[backend])
-    if missing[name]:
-        message = f"the {name} kernels cannot run here: {missing[name]}"
+        return next(backend for backend in _PREFERRED if not missing_for(backend, device))
+    if missing := missing_for(name, device):
+        message = f"the {name} kernels cannot run here: {missing}"
         raise KernelError(message, fix="choose kernels=reference or auto")
     return name
 
@@ -33,9 +37,9 @@ def choose_name(name: str = "auto", device: str = "cpu") -> str:
 def choose(name: str = "auto", device: str = "cpu", batch_invariant: bool = False) -> Ops:
     """The operators called `name` on `device` (cpu, cuda or cuda:N); the record's `name` and `device` say which.
 
-    `auto` takes triton on a GPU and cpu elsewhere, where they run, else reference. Raises KernelError for an unknown
-    name or device, a backend this machine cannot run, or one that is not batch invariant although `batch_invariant`
-    asks for it. Never falls back from an explicit choice.
+    `auto` takes cuda on a Hopper GPU, triton on others and cpu elsewhere, where they run, else reference. Raises
+    KernelError for an unknown name or device, a backend this machine cannot run, or one that is not batch invariant
+    although `batch_invariant` asks for it. Never falls back from an explicit choice.
     """
     taken = choose_name(name, device)
     ops: Ops = import_module(_MODULES.get(taken, f"kernels.{taken}")).OPS
@@ -57,15 +61,29 @@ def _require_device(device: str) -> None:
         )
 
 
+def missing_for(backend: str, device: str) -> str:
+    """Why the kernels called `backend` cannot run on `device`, or an empty string."""
+    return _MISSING[backend](device)
+
+
 def _missing_for_triton(device: str) -> str:
-    """Why the triton kernels cannot run, or an empty string."""
     if not device.startswith("cuda"):
         return f"the device is {device}"
     return "" if find_spec("triton") else "triton is not installed (pip install triton)"
 
 
+def _missing_for_cuda(device: str) -> str:
+    """CUDA C++ is compiled for Hopper where it is used; what it does not take, triton does."""
+    if missing := _missing_for_triton(device):
+        return missing
+    found = torch.cuda.get_device_capability(device)
+    if found[0] != _HOPPER:
+        return f"{device} is of compute capability {found[0]}.{found[1]}, and they are for {_HOPPER}.0 (Hopper)"
+    compiles = import_module("kernels.cuda.driver").has_nvrtc()
+    return "" if compiles else "NVRTC, which compiles them, is not installed (pip install nvidia-cuda-nvrtc)"
+
+
 def _missing_for_cpu(device: str) -> str:
-    """Why the cpu kernels cannot run, or an empty string."""
     if device != "cpu":
         return f"the device is {device}"
     if find_spec("numba") is None:
@@ -75,3 +93,11 @@ def _missing_for_cpu(device: str) -> str:
         return ""
     features = import_module("llvmlite.binding").get_host_cpu_features()
     return "" if features.get("fma") else f"this {machine} processor has no fused multiply-add"
+
+
+_MISSING = {
+    "reference": lambda _device: "",
+    "cpu": _missing_for_cpu,
+    "triton": _missing_for_triton,
+    "cuda": _missing_for_cuda,
+}

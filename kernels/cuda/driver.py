@@ -15,6 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from kernels.cuda import cubins
 from kernels.errors import KernelError
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -124,10 +125,26 @@ def compile_cubin(source: Path, architecture: str, defines: Mapping[str, int]) -
 
 
 def _compile(key: _Key) -> tuple[bytes, str]:
+    """From the folder of compiled kernels, or by the compiler and into it."""
     source, architecture, defines = key
-    nvrtc, program = _nvrtc(), ctypes.c_void_p()
-    options = [f"--gpu-architecture={architecture}", "--std=c++17", "--ptxas-options=-v", f"-I{source.parent}"]
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", "--ptxas-options=-v"]
     options += [f"-D{name}={value}" for name, value in defines]
+    place = cubins.place_of(source, options, _compiler())
+    found = cubins.read(place)
+    if found is None:
+        found = _compiled_anew(source, [*options, f"-I{source.parent}"])
+        cubins.write(place, *found)
+    return found
+
+
+def _compiler() -> str:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _expect(_nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "asking for the compiler's version")
+    return f"NVRTC {major.value}.{minor.value}"
+
+
+def _compiled_anew(source: Path, options: list[str]) -> tuple[bytes, str]:
+    nvrtc, program = _nvrtc(), ctypes.c_void_p()
     given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     code = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), b"kernel.cu", 0, None, None)
     _expect(code, "starting the compiler")

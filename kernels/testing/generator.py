@@ -44,10 +44,13 @@ def ragged_of(spans: Sequence[tuple[int, int]], page_tokens: int, rates: Sequenc
     )
 
 
-def pages_of(ragged: Ragged, page_tokens: int, rate: int, width: int, dtype: torch.dtype, seed: int) -> Pages:
-    """Pages holding every entry finished before the batch and NaN elsewhere; the group starts 3 elements in."""
-    entries, offset = page_tokens // rate, 4
-    storage = torch.full((int(ragged.tables.max()) + 1, offset + entries * width + 2), torch.nan, dtype=dtype)
+def pages_of(
+    ragged: Ragged, page_tokens: int, rate: int, width: int, dtype: torch.dtype, seed: int, margin: int | None = None
+) -> Pages:
+    """Pages holding every entry finished before the batch and NaN elsewhere; `margin` elements before and behind, by
+    default so few that no row is aligned."""
+    entries, offset, behind = page_tokens // rate, *((4, 2) if margin is None else (margin, margin))
+    storage = torch.full((int(ragged.tables.max()) + 1, offset + entries * width + behind), torch.nan, dtype=dtype)
     draw = generator(seed)
     for s, context in enumerate(ragged.context):
         for e in range(int(context) // rate):
@@ -66,9 +69,11 @@ def fill_pages(ragged: Ragged, pages: Pages, seed: int) -> None:
         pages.storage[row, first : first + pages.width] = value.to(pages.storage.dtype)
 
 
-def ring_of(ragged: Ragged, capacity: int, width: int, dtype: torch.dtype, seed: int) -> Ring:
-    """Rings holding the last `capacity` rows before the batch and NaN elsewhere."""
-    offset = 6
+def ring_of(
+    ragged: Ragged, capacity: int, width: int, dtype: torch.dtype, seed: int, margin: int = 6
+) -> Ring:  # fmt: skip
+    """Rings holding the last `capacity` rows before the batch and NaN elsewhere, `margin` elements before them."""
+    offset = margin
     storage = torch.full((len(ragged.slots), offset + capacity * width), torch.nan, dtype=dtype)
     draw = generator(seed)
     for slot, context in zip(ragged.slots, ragged.context, strict=True):

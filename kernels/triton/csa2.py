@@ -14,7 +14,7 @@ from kernels.reference import csa2 as definition
 from kernels.reference.top_k import top_k
 from kernels.staging import on_device
 from kernels.triton.engine.compress import pool, store_entries
-from kernels.triton.engine.index import score_entries, turn_heads
+from kernels.triton.engine.index import TopK, score_entries, turn_heads
 from kernels.triton.engine.streams import hyper_collapse, hyper_mix
 
 
@@ -25,11 +25,12 @@ def rotate_heads(x: Tensor, width: int, positions: np.ndarray, rope: RopeTable) 
 
 
 def choose(
-    queries: Tensor, weights: Tensor, spec: ChoiceSpec, ragged: Ragged, pages: Pages, candidates: Selection | None
-) -> tuple[Selection, Selection | None]:
+    queries: Tensor, weights: Tensor, spec: ChoiceSpec, ragged: Ragged, pages: Pages, candidates: Selection | None,
+    top_k: TopK = top_k,
+) -> tuple[Selection, Selection | None]:  # fmt: skip
     """As reference.csa2.choose."""
     scores, visible = score_entries(queries, weights, spec.heads, spec.width, ragged, pages)
-    proposed = _propose(scores, visible, spec) if spec.blocks else None
+    proposed = _propose(scores, visible, spec, top_k) if spec.blocks else None
     if candidates is None:
         return Selection(top_k(scores, spec.topk, visible).clamp_min(0), visible.clamp_max(spec.topk)), proposed
     allowed = _allowed(scores, candidates, spec)
@@ -41,7 +42,7 @@ def choose(
     return Selection(sorted_.clamp_max(scores.shape[1] - 1).to(torch.int32), counts), proposed
 
 
-def _propose(scores: Tensor, visible: Tensor, spec: ChoiceSpec) -> Selection:
+def _propose(scores: Tensor, visible: Tensor, spec: ChoiceSpec, top_k: TopK) -> Selection:
     """The best blocks of each row, the newest among them."""
     place = torch.arange(scores.shape[1], device=scores.device)
     seen = scores.masked_fill(place >= visible[:, None], -torch.inf)

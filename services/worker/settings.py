@@ -21,7 +21,7 @@ class WorkerSettings(ServiceSettings):
     model: Path = Field(NANO, description="directory with config.json, safetensors and tokenizer.json")
     model_name: str = Field("", description="name that clients use; default: the directory's name")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of compute and KV")
-    kernels: Literal["auto", "reference", "cpu", "triton"] = Field("auto", description="operator backend")
+    kernels: Literal["auto", "reference", "cpu", "triton", "cuda"] = Field("auto", description="operator backend")
     kv_memory_mb: int = Field(256, ge=1, description="MiB for KV blocks and window slots")
     block_tokens: int = Field(128, ge=1, description="tokens of a KV block, raised to what the model needs")
     window_state: Literal["auto", "exact", "replay", "recompute"] = Field(

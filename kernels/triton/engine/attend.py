@@ -25,12 +25,7 @@ def attend(
     """As reference.attend.attend."""
     rows, on, pairs = len(queries), staged(ragged, queries.device), rope.cos.shape[1]
     wide = max(16, triton.next_power_of_2(spec.width))
-    turned_queries, out = (queries.new_empty(rows, spec.heads * spec.width) for _ in range(2))
-    head = {"HEADS": spec.heads, "WIDTH": spec.width, "PAIRS": pairs, "WIDE": wide, "num_warps": 4}
-    _heads[(rows, spec.heads)](
-        queries, queries.stride(0), on.positions, rope.cos, rope.sin, turned_queries, spec.norm_eps or 0.0,
-        NORM=spec.norm_eps is not None, **head,
-    )  # fmt: skip
+    turned_queries, out = turn_queries(queries, spec, ragged, rope), queries.new_empty(rows, spec.heads * spec.width)
     given = ring if pages is None else pages
     chosen = on.positions if selection is None else selection.entries
     entries = 0 if pages is None else on.tables.shape[1] * pages.entries
@@ -50,7 +45,20 @@ def attend(
     )  # fmt: skip
     _finish[(rows, spec.heads)](
         mixed, weights, spec.sink, on.positions, rope.cos, rope.sin, out, PARTS=parts,
-        LANES=triton.next_power_of_2(parts), **head,
+        LANES=triton.next_power_of_2(parts), HEADS=spec.heads, WIDTH=spec.width, PAIRS=pairs, WIDE=wide, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def turn_queries(
+    queries: Tensor, spec: AttentionSpec, ragged: Ragged, rope: RopeTable, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Each head's query, normed where the model does so, and turned: `dtype` [rows, heads, width]."""
+    out = torch.empty(len(queries), spec.heads, spec.width, dtype=dtype, device=queries.device)
+    _heads[(len(queries), spec.heads)](
+        queries, queries.stride(0), staged(ragged, queries.device).positions, rope.cos, rope.sin, out,
+        spec.norm_eps or 0.0, NORM=spec.norm_eps is not None, HEADS=spec.heads, WIDTH=spec.width,
+        PAIRS=rope.cos.shape[1], WIDE=max(16, triton.next_power_of_2(spec.width)), num_warps=4,
     )  # fmt: skip
     return out
 
@@ -67,7 +75,7 @@ def _heads(
         value *= tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
     at = tl.maximum(tl.load(positions + row), 0).to(tl.int64)
     value = turned(value, at, cosine, sine, channel, 1.0, WIDTH, PAIRS, WIDE)
-    tl.store(out + (row * HEADS + head) * WIDTH + channel, value, mask=channel < WIDTH)
+    tl.store(out + (row * HEADS + head) * WIDTH + channel, value.to(out.dtype.element_ty), mask=channel < WIDTH)
 
 
 @triton.jit

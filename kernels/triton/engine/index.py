@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -12,11 +15,14 @@ from kernels.staging import staged
 from kernels.triton.engine.rows import turned
 
 _KEYS = 64
+TopK: TypeAlias = Callable[[Tensor, int, Tensor | None], Tensor]
+"""As reference.top_k.top_k."""
 
 
 def index_topk(
-    queries: Tensor, projected: Tensor, spec: IndexerSpec, ragged: Ragged, pages: Pages, rope: RopeTable
-) -> Selection:
+    queries: Tensor, projected: Tensor, spec: IndexerSpec, ragged: Ragged, pages: Pages, rope: RopeTable,
+    top_k: TopK = top_k,
+) -> Selection:  # fmt: skip
     """As reference.index.index_topk."""
     on = staged(ragged, queries.device)
     heads = turn_heads(queries, spec.query_column, spec.heads, spec.width, on.positions, rope)

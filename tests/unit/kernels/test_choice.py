@@ -10,6 +10,7 @@ import torch
 
 from kernels import KernelError, choose, choose_name
 from kernels.cpu.compile import cache_folder
+from kernels.cuda import driver
 
 
 def test_auto_takes_the_cpu_kernels_and_says_so() -> None:
@@ -18,21 +19,47 @@ def test_auto_takes_the_cpu_kernels_and_says_so() -> None:
 
 
 def test_an_unknown_choice_names_those_that_exist() -> None:
-    with pytest.raises(KernelError, match="choose one of auto, reference, cpu, triton"):
-        choose("cuda")
+    with pytest.raises(KernelError, match="choose one of auto, reference, cpu, triton, cuda"):
+        choose("fast")
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    """Two GPUs of this compute capability."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
 
 
 def test_on_a_gpu_auto_takes_triton_and_the_cpu_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    pretend(monkeypatch, (8, 9))
     with pytest.raises(KernelError, match="the device is cuda:1"):
         choose_name("cpu", device="cuda:1")
     assert choose_name("auto", device="cuda:1") == "triton"
     assert choose("reference", device="cuda").device.type == "cuda"
 
 
-def test_triton_is_refused_without_a_gpu() -> None:
-    with pytest.raises(KernelError, match="triton kernels cannot run here: the device is cpu"):
-        choose("triton")
+def test_on_hopper_auto_takes_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="triton comes with the extras 'dev' and 'gpu'")
+    pretend(monkeypatch, (9, 0))
+    monkeypatch.setattr(driver, "has_nvrtc", lambda: True)
+    ops = choose("auto", device="cuda")
+    assert (ops.name, ops.device.type) == ("cuda", "cuda")
+
+
+def test_cuda_is_refused_where_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, (10, 0))
+    with pytest.raises(KernelError, match=r"cuda:1 is of compute capability 10\.0.*choose kernels=reference or auto"):
+        choose("cuda", device="cuda:1")
+    pretend(monkeypatch, (9, 0))
+    monkeypatch.setattr(driver, "has_nvrtc", lambda: False)
+    with pytest.raises(KernelError, match="pip install nvidia-cuda-nvrtc"):
+        choose("cuda", device="cuda")
+    assert choose_name("auto", device="cuda") == "triton"
+
+
+@pytest.mark.parametrize("kernels", ["triton", "cuda"])
+def test_kernels_of_a_gpu_are_refused_without_one(kernels: str) -> None:
+    with pytest.raises(KernelError, match=f"{kernels} kernels cannot run here: the device is cpu"):
+        choose(kernels)
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cpu:0", "", "cuda:9"])

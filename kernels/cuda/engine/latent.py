@@ -1,0 +1,111 @@
+"""Latent attention on Hopper: all cached rows of a sequence by dense decode, chosen ones by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from itertools import groupby
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.cuda import dense_decode as kernel
+from kernels.cuda.engine import domain, named
+from kernels.cuda.spans import Split, fast_split, workspace_for
+from kernels.operands import MlaSpec, Pages, Ragged, RopeTable, Selection
+from kernels.reference.dense_decode import VALUE_WIDTH, WIDTH, PagedLatents
+from kernels.reference.linear import Dense
+from kernels.staging import staged
+from kernels.triton.engine import latent as by_triton
+from kernels.triton.engine.linear import linear
+
+_LEAST_SPAN, _USUAL_KEYS = 512, 8192  # of a split: its shortest span, and the context it suits best
+
+
+def attend_latent(
+    absorbed: Tensor, turning: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, selection: Selection | None,
+    rope: RopeTable,
+) -> Tensor:  # fmt: skip
+    """As reference.mla.attend_latent."""
+    takes = domain.attends_densely if selection is None else domain.attends_chosen
+    if not takes(spec, pages, len(absorbed)):
+        return by_triton.attend_latent(absorbed, turning, spec, ragged, pages, selection, rope)
+    query = rotated(absorbed, turning, spec, ragged, rope)
+    if selection is None:
+        return attend_all(query, spec, ragged, pages).flatten(1).to(torch.float32)
+    return named.attend(query, named.in_pages(ragged, pages, selection), spec.scale).values.flatten(1).to(torch.float32)
+
+
+def rotated(absorbed: Tensor, turning: Tensor, spec: MlaSpec, ragged: Ragged, rope: RopeTable) -> Tensor:
+    """absorbed [rows, heads * rank] and turning [rows, heads * rope] as bf16 [rows, heads, rank + rope]."""
+    out = torch.empty(len(absorbed), spec.heads, WIDTH, dtype=torch.bfloat16, device=absorbed.device)
+    _rotated[(len(absorbed), spec.heads)](
+        absorbed, absorbed.stride(0), turning, turning.stride(0), staged(ragged, absorbed.device).positions, rope.cos,
+        rope.sin, out, HEADS=spec.heads, RANK=spec.rank, PAIRS=spec.rope // 2, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def attend_all(query: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages) -> Tensor:
+    """query bf16 [rows, heads, 576] over all cached rows up to each one's own: bf16 [rows, heads, 512]."""
+    on, heads = staged(ragged, query.device), spec.heads
+    held = pages.storage[:, pages.offset : pages.offset + pages.entries * pages.width]
+    cached = held.unflatten(1, (pages.entries, pages.width))
+    out = query.new_empty(len(query), heads, VALUE_WIDTH)
+    lse = torch.empty(len(query), heads, dtype=torch.float32, device=query.device)
+    for sequences, rows in alike(ragged):
+        count, new = len(sequences), len(rows) // len(sequences)
+        part, own = slice(rows.start, rows.stop), slice(sequences.start, sequences.stop)
+        # The last row's position, and not the context: rows that are nobody's must not attend.
+        lengths = on.positions[part].view(count, new)[:, -1] + 1
+        split, latents = split_of(count, new * heads, query.device), PagedLatents(cached, on.tables[own], lengths)
+        kernel.dense_decode(
+            query[part].view(count, new, heads, WIDTH), latents, spec.scale, split,
+            workspace_for(split, count, new * heads, query.device), out[part].view(count, new, heads, VALUE_WIDTH),
+            lse[part].view(count, new, heads),
+        )  # fmt: skip
+    return out
+
+
+def split_of(sequences: int, rows: int, device: torch.device) -> Split:
+    """The split for so many sequences of so many rows (tokens * heads) each, whatever their contexts."""
+    return Split(_LEAST_SPAN, fast_split(sequences, rows, _USUAL_KEYS, _processors(device)).most)
+
+
+def leave(mixed: Tensor, output: Dense) -> Tensor:
+    """Mixtures bf16 [rows, heads, 512] taken to the heads' values: fp32 [rows, heads * value]."""
+    return linear(mixed.flatten(1), output)
+
+
+def alike(ragged: Ragged) -> Iterator[tuple[range, range]]:
+    """Runs of sequences that have equally many rows: their numbers, and the rows of all of them."""
+    new, first = np.diff(ragged.starts).tolist(), 0
+    for _, run in groupby(new):
+        last = first + len(list(run))
+        yield range(first, last), range(int(ragged.starts[first]), int(ragged.starts[last]))
+        first = last
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 132
+
+
+@triton.jit
+def _rotated(
+    absorbed, absorbed_stride, turning, turning_stride, positions, cosine, sine, out, HEADS: tl.constexpr,
+    RANK: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    channel, pair = tl.arange(0, RANK), tl.arange(0, PAIRS)
+    target = out + (row * HEADS + head) * (RANK + 2 * PAIRS)
+    still = tl.load(absorbed + row * absorbed_stride + head * RANK + channel)
+    tl.store(target + channel, still.to(out.dtype.element_ty))
+    source, at = turning + row * turning_stride + head * 2 * PAIRS, tl.maximum(tl.load(positions + row), 0).to(tl.int64)
+    even, odd = tl.load(source + 2 * pair), tl.load(source + 2 * pair + 1)
+    c, s = tl.load(cosine + at * PAIRS + pair), tl.load(sine + at * PAIRS + pair)
+    tl.store(target + RANK + 2 * pair, (even * c - odd * s).to(out.dtype.element_ty))
+    tl.store(target + RANK + 2 * pair + 1, (even * s + odd * c).to(out.dtype.element_ty))
