@@ -15,10 +15,12 @@ from engine.families.tiny import write
 from engine.requests import GenerateRequest
 from engine.sampling.logprobs import TokenLogprob
 from engine.sampling.params import SamplingParams
+from kernels.choose import missing_for
 
 pytest.importorskip("triton", reason="triton comes with the extras 'dev' and 'gpu'")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 NANO = Path(__file__).parents[3] / "models" / "nano"
+BACKENDS = [name for name in ("triton", "cuda") if not torch.cuda.is_available() or not missing_for(name, "cuda")]
 PROMPTS, NEW = 50, 8
 NEAR = 1e-3  # log probabilities that fp32 sums in another order may put in another order
 
@@ -47,24 +49,28 @@ def greedy(
     return tokens
 
 
-def assert_same_tokens(engine: Engine, reference: Engine, prompts: int = PROMPTS) -> None:
+def assert_same_tokens(engine: Engine, reference: Engine, prompts: int = PROMPTS, near: float = NEAR) -> None:
     """Equal tokens, but for those behind a near tie of the reference's own log probabilities."""
     found, expected = greedy(engine, prompts=prompts), greedy(reference, 2, prompts)
     for name, told in expected.items():
         for (mine, _), (theirs, logprob) in zip(found[name], told, strict=True):
             if mine != theirs:
-                assert logprob is not None and abs(logprob.top[0][1] - logprob.top[1][1]) < NEAR, name
+                assert logprob is not None and abs(logprob.top[0][1] - logprob.top[1][1]) < near, name
                 break
 
 
 @pytest.mark.parametrize("family", ["v2", "v3", "v32", "v4", "v41"])
 def test_tiny_models_give_the_references_tokens_on_a_gpu(family: str, tmp_path: Path) -> None:
     folder = write(family, tmp_path / "model")
-    assert_same_tokens(opened(folder, "triton"), opened(folder, "reference", "cpu"))
+    reference = opened(folder, "reference", "cpu")
+    for kernels in BACKENDS:
+        assert_same_tokens(opened(folder, kernels), reference)
 
 
 def test_nano_gives_the_references_tokens_on_a_gpu() -> None:
-    assert_same_tokens(opened(NANO, "triton"), opened(NANO, "reference", "cpu"))
+    reference = opened(NANO, "reference", "cpu")
+    for kernels in BACKENDS:
+        assert_same_tokens(opened(NANO, kernels), reference)
 
 
 def test_the_reference_runs_on_a_gpu(tmp_path: Path) -> None:

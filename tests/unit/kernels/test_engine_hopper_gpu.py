@@ -1,0 +1,81 @@
+"""The engine with the Hopper kernels: bf16 models of published head widths give the reference's tokens through them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.families.mla import tiny as mla
+from engine.families.v4 import tiny as v4
+from engine.families.v41 import tiny as v41
+from tests.unit.kernels.test_engine_gpu import assert_same_tokens
+
+pytest.importorskip("triton", reason="triton comes with the extras 'dev' and 'gpu'")
+from kernels.cuda import dense_decode, gate, sparse_prefill, top_k
+from kernels.cuda.engine import domain
+
+_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not _HOPPER, reason="needs a Hopper GPU")]
+NEAR = 5e-2  # log probabilities that bf16 queries, weights and mixtures may put in another order
+_LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_attention_heads": 16, "num_key_value_heads": 16}
+_SHARED = {"head_dim": 512, "num_attention_heads": 16, "index_head_dim": 128}
+KERNELS = {"dense": (dense_decode, "dense_decode"), "named": (sparse_prefill, "sparse_prefill"),
+           "gate": (gate, "gate"), "top_k": (top_k, "top_k")}  # fmt: skip
+
+
+def write(family: str, folder: Path) -> Path:
+    """A small model whose caches have the widths that the kernels are for."""
+    if family in mla.TINY:
+        index = {"index_head_dim": 128} if family == "v32" else {}
+        return mla.write_tiny(folder, mla.TinySpec(family, changes={**_LATENT, **index}))
+    if family == "v4":
+        return v4.write_tiny(folder, v4.TinySpec(overrides=tuple({**_SHARED, "partial_rotary_factor": 0.125}.items())))
+    return v41.write_tiny(folder, v41.TinySpec(overrides=tuple({**_SHARED, "qk_rope_head_dim": 64}.items())))
+
+
+def opened(folder: Path, kernels: str, device: str) -> Engine:
+    return Engine.open(
+        EngineConfig(folder, "bfloat16", num_blocks=160, kernels=kernels, device=device, max_sequences=16)
+    )
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """How often each kernel is launched, of small batches as well; a graph's replays are not seen."""
+    counts: Counter[str] = Counter()
+
+    def counted(name: str, launch: Callable[..., Any], *arguments: Any) -> None:
+        counts[name] += 1
+        launch(*arguments)
+
+    for name, (module, function) in KERNELS.items():
+        monkeypatch.setattr(module, function, partial(counted, name, getattr(module, function)))
+    monkeypatch.setattr(domain, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(domain, "_LEAST_BLOCKS", 1)
+    yield counts
+
+
+@pytest.mark.parametrize(
+    ("family", "kernels"),
+    [
+        ("v2", {"dense"}),
+        ("v3", {"dense", "gate"}),
+        ("v32", {"named", "gate", "top_k"}),
+        ("v4", {"named", "gate", "top_k"}),
+        ("v41", {"named", "gate", "top_k"}),
+    ],
+)
+def test_wide_models_give_the_references_tokens_through_the_kernels(
+    family: str, kernels: set[str], tmp_path: Path, launched: Counter[str]
+) -> None:
+    folder = write(family, tmp_path / "model")
+    assert_same_tokens(opened(folder, "cuda", "cuda"), opened(folder, "reference", "cpu"), 16, NEAR)
+    assert kernels <= {name for name, count in launched.items() if count}
