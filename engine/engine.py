@@ -12,7 +12,8 @@ import torch
 from engine import threads
 from engine.assembly import assemble
 from engine.batch import RaggedBatch
-from engine.cache.pool import Allocate, CachePool
+from engine.cache.pool import CachePool
+from engine.cache.staging import Allocate
 from engine.checkpoint.progress import load_bar
 from engine.commit import Committer
 from engine.config import EngineConfig
@@ -164,6 +165,8 @@ class Engine:
         """
         sequence = self._intake.sequence(request, Role.DECODE)
         reservation = self._desk.claim(request)
+        held_blocks = reservation.held_tokens // self.memory.block_tokens
+        self.pool.upload(reservation.blocks[held_blocks:], (reservation.slot,))
         sequence.blocks, sequence.slot = list(reservation.blocks), reservation.slot
         sequence.computed_tokens, sequence.cached_tokens = reservation.kv_tokens, 0
         sequence.offered_blocks = reservation.kv_tokens // self.memory.block_tokens  # by who computed them
@@ -237,6 +240,8 @@ class Engine:
         Returns what the prompt would hit now. Raises InvalidParameter if the load is not open or the count is wrong.
         """
         local = self._desk.finish_load(load, ok_blocks, anchor_ok)
+        # No step has run since: what was not adopted is nobody's yet.
+        self.pool.upload(load.blocks[:ok_blocks], (load.slot,) if anchor_ok else ())
         self._check_idle()
         return local
 

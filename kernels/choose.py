@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import torch
 
-from kernels.errors import KernelError
+from kernels.errors import DeviceError, KernelError
 from kernels.ops import Ops
 
 BACKENDS = ("reference", "cpu", "triton", "cuda")
@@ -53,10 +53,10 @@ def choose(name: str = "auto", device: str = "cpu", batch_invariant: bool = Fals
 def _require_device(device: str) -> None:
     kind, _, number = device.partition(":")
     if device not in ("cpu", "cuda") and not (kind == "cuda" and number.isdecimal()):
-        raise KernelError(f"no device called {device!r}", fix="choose cpu, cuda or cuda:N")
+        raise DeviceError(f"no device called {device!r}", fix="choose cpu, cuda or cuda:N")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         found = f"{torch.cuda.device_count()} CUDA devices"
-        raise KernelError(
+        raise DeviceError(
             f"the device is {device}, and this machine has {found}", fix="choose device=cpu, or install a CUDA torch"
         )
 

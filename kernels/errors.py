@@ -7,3 +7,7 @@ class KernelError(Exception):
     def __init__(self, message: str, *, fix: str) -> None:
         super().__init__(f"{message}; {fix}")
         self.fix = fix
+
+
+class DeviceError(KernelError):
+    """A device that is not there."""

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 
+from engine.cache.staging import Allocate, HostCopy
 from engine.errors import InvalidParameter
 from engine.layout import CacheGroup, GroupKind, Layout
 from kernels.operands import CPU, Pages, Ring
 
 _TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# Zeroed host memory of so many bytes, uint8 [n], of a kind that its maker knows a use for.
-Allocate = Callable[[int], np.ndarray]
 
 
 class CachePool:
     """Blocks hold GLOBAL groups and slots hold WINDOW groups, group after group, each `[layer][entry]`.
 
-    `blocks` is uint8 `[num_blocks, layout.block_bytes]`, `slots` uint8 `[num_slots, layout.window_bytes]`; transports
-    register the two as they are. A fresh pool is zero: entries nobody wrote are never read. Both are on `device`;
-    extents are views that the host writes, so only a pool on the CPU has them, and only such a one asks `allocate` for
-    its memory.
+    `blocks` is uint8 `[num_blocks, layout.block_bytes]`, `slots` uint8 `[num_slots, layout.window_bytes]`, both on
+    `device`. A fresh pool is zero: entries nobody wrote are never read. `host_blocks` and `host_slots` are what
+    transports register, and extents views into them: on the CPU the same memory, asked for from `allocate`. Elsewhere
+    they are pinned memory of the same shape, which only a pool with `allocate` has: `fetch` brings what the device has
+    written there, `upload` what the host has.
     """
 
     def __init__(
@@ -30,25 +30,52 @@ class CachePool:
         device: torch.device = CPU, allocate: Allocate | None = None,
     ) -> None:  # fmt: skip
         self.layout, self.dtype = layout, dtype
-        self.blocks = _zeros(num_blocks, layout.block_bytes, device, allocate)
-        self.slots = _zeros(num_slots, layout.window_bytes, device, allocate)
-        self._block_bytes, self._slot_bytes = _on_host(self.blocks), _on_host(self.slots)
+        apart = _is_apart(device)
+        self.blocks = _zeros(num_blocks, layout.block_bytes, device, None if apart else allocate)
+        self.slots = _zeros(num_slots, layout.window_bytes, device, None if apart else allocate)
+        self._copies = [HostCopy(rows, allocate) for rows in (self.blocks, self.slots)] if apart and allocate else []
+        self._host = [copy.rows for copy in self._copies] or [_on_host(self.blocks), _on_host(self.slots)]
         self._offsets = {**_offsets(layout.globals), **_offsets(layout.windows)}
         self._pages = {group.name: self._page_views(group) for group in layout.globals}
         self._rings = {group.name: self._ring_views(group) for group in layout.windows}
 
+    @property
+    def host_blocks(self) -> np.ndarray:
+        """uint8 `[num_blocks, layout.block_bytes]`. Raises InvalidParameter where the host has none."""
+        return _mapped(self._host[0])
+
+    @property
+    def host_slots(self) -> np.ndarray:
+        """uint8 `[num_slots, layout.window_bytes]`. Raises InvalidParameter where the host has none."""
+        return _mapped(self._host[1])
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the host's rows are another memory than the device's, so that `fetch` and `upload` copy."""
+        return bool(self._copies)
+
+    def fetch(self, blocks: Iterable[int], slots: Iterable[int] = ()) -> None:
+        """What the device's rows hold, behind everything it was told to do so far, into the host's. Waits for it."""
+        for copy, rows in zip(self._copies, (blocks, slots), strict=False):
+            copy.fetch(rows)
+
+    def upload(self, blocks: Iterable[int], slots: Iterable[int] = ()) -> None:
+        """What the host's rows hold into the device's, before everything it is told to do from now on. Waits for it."""
+        for copy, rows in zip(self._copies, (blocks, slots), strict=False):
+            copy.upload(rows)
+
     def block_extent(self, group: str, block: int) -> np.ndarray:
-        """Writable uint8 view of one GLOBAL group's bytes in one block. Raises InvalidParameter off the CPU."""
+        """Writable uint8 view of one GLOBAL group's host bytes in one block. Raises as `host_blocks`."""
         first = self._offsets[group]
-        return _mapped(self._block_bytes)[block, first : first + self.layout.group(group).extent_bytes]
+        return self.host_blocks[block, first : first + self.layout.group(group).extent_bytes]
 
     def slot_extent(self, group: str, slot: int) -> np.ndarray:
-        """Writable uint8 view of one WINDOW group's bytes in one slot. Raises InvalidParameter off the CPU."""
+        """Writable uint8 view of one WINDOW group's host bytes in one slot. Raises as `host_slots`."""
         first = self._offsets[group]
-        return _mapped(self._slot_bytes)[slot, first : first + self.layout.group(group).extent_bytes]
+        return self.host_slots[slot, first : first + self.layout.group(group).extent_bytes]
 
     def row_of(self, group: str, index: int) -> tuple[int, int]:
-        """First byte and size of one extent in `blocks` or `slots`, counted from the start of that storage."""
+        """First byte and size of one extent in `host_blocks` or `host_slots`, from the start of that storage."""
         declared = self.layout.group(group)
         row = self.layout.block_bytes if declared.kind is GroupKind.GLOBAL else self.layout.window_bytes
         return index * row + self._offsets[group], declared.extent_bytes
@@ -84,8 +111,12 @@ class CachePool:
         return typed, array, self._offsets[group.name] // dtype.itemsize, group.record_bytes // dtype.itemsize
 
 
+def _is_apart(device: torch.device) -> bool:
+    return device.type != "cpu"
+
+
 def _zeros(rows: int, width: int, device: torch.device, allocate: Allocate | None) -> torch.Tensor:
-    if allocate is None or device.type != "cpu" or not rows * width:
+    if allocate is None or not rows * width:
         return torch.zeros(rows, width, dtype=torch.uint8, device=device)
     return torch.from_numpy(allocate(rows * width)).view(rows, width)
 
@@ -96,7 +127,7 @@ def _on_host(storage: torch.Tensor) -> np.ndarray | None:
 
 def _mapped(array: np.ndarray | None) -> np.ndarray:
     if array is None:
-        raise InvalidParameter("device", "this pool is not in the host's memory", "copy from and to its tensors")
+        raise InvalidParameter("device", "this pool is not in the host's memory", "open the engine with `allocate`")
     return array
 
 

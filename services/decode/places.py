@@ -59,15 +59,16 @@ class Places:
     def _addresses(self, group: CacheGroup, blocks: NDArray[np.uint32]) -> NDArray[np.uint64] | None:
         """Of one group's extents in these blocks; None where one is not asked for."""
         if group.kind is GroupKind.WINDOW:
-            asked, storage = blocks == 0, self._pool.slots
+            asked, storage = blocks == 0, self._pool.host_slots
             rows = np.full(len(blocks), self._kv.slot)
         else:
-            asked, storage = (blocks >= self._handoff.first_block) & (blocks < self._handoff.blocks), self._pool.blocks
+            asked = (blocks >= self._handoff.first_block) & (blocks < self._handoff.blocks)
+            storage = self._pool.host_blocks
             rows = self._table[np.where(asked, blocks, 0)]
         if not asked.all():
             return None
         first, second = (self._pool.row_of(group.name, index)[0] for index in (0, 1))
-        addresses: NDArray[np.uint64] = (storage.data_ptr() + first + rows * (second - first)).astype(np.uint64)
+        addresses: NDArray[np.uint64] = (storage.ctypes.data + first + rows * (second - first)).astype(np.uint64)
         return addresses
 
     def _is_asked_for(self, group: CacheGroup, block: int) -> bool:

@@ -20,7 +20,7 @@ from services.prefill.marks import Mark, Marks
 from services.prefill.telemetry import PrefillMetrics
 from services.worker.geometry import Handoff, Place
 
-# Below this a thread costs more than the digests.
+# Below this a thread costs more than the digests; a device is always waited for in one.
 _INLINE_BYTES = 2 << 20
 # Signs of life within one lease: decode extends it by less than its whole length each time.
 _SIGNS_PER_LEASE = 6
@@ -39,7 +39,11 @@ class PoolSource:
     slots: Region | None
 
     def seal(self, places: Sequence[Place], kv: HeldKV) -> Pieces:
-        """The extents of `places` where they lie, with digests of the bytes as they are now."""
+        """The extents of `places` in the host's memory, with digests of the bytes as they are now."""
+        if self.pool.is_apart:
+            windows = {group.name for group in self.pool.layout.windows}
+            rows = {kv.block_table[place.block] for place in places if place.group not in windows}
+            self.pool.fetch(rows, {kv.slot for place in places if place.group in windows})
         return Pieces.pack([self._sealed(place, kv) for place in places])
 
     def _sealed(self, place: Place, kv: HeldKV) -> Piece:
@@ -121,7 +125,7 @@ class Pusher:
         places = [place for block in range(self._next_block, end) for place in handoff.block_places(block)]
         places += handoff.window_places() if windows else ()
         total = sum(place.size for place in places)
-        if total <= _INLINE_BYTES:
+        if total <= _INLINE_BYTES and not self._source.pool.is_apart:
             pieces = self._source.seal(places, kv)
         else:
             pieces = await asyncio.to_thread(self._source.seal, places, kv)

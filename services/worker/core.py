@@ -12,7 +12,7 @@ from functools import partial
 
 from blake3 import blake3
 
-from engine.cache.pool import Allocate
+from engine.cache.staging import Allocate
 from engine.checkpoint.errors import CheckpointError
 from engine.engine import Engine
 from engine.errors import EngineError
@@ -25,7 +25,7 @@ from fabric.lifecycle import Identity, new_identity
 from fabric.processes import this_process
 from fabric.telemetry import logs
 from fabric.telemetry.metrics import Metrics
-from kernels import KernelError, cache, choose
+from kernels import DeviceError, KernelError, cache, choose
 from kernels.host.scattered_copy import copy_scattered
 from services.worker.settings import WorkerSettings
 from services.worker.telemetry import StepMetrics
@@ -103,7 +103,7 @@ def _compiled_for(settings: WorkerSettings) -> str:
 
 def _open_engine(settings: WorkerSettings, allocate: Allocate) -> tuple[Engine, str]:
     try:
-        kernels = choose(settings.kernels, batch_invariant=settings.batch_invariant).name
+        kernels = choose(settings.kernels, settings.device, settings.batch_invariant).name
         compiled = cache.folder_of(kernels)
         with cache.compiled_once(compiled, _compiled_for(settings), _log.info):
             engine = Engine.open(settings.engine_config(), allocate=allocate)
@@ -113,6 +113,7 @@ def _open_engine(settings: WorkerSettings, allocate: Allocate) -> tuple[Engine, 
     except CheckpointError as error:
         raise StartError(str(error), field="model") from error
     except KernelError as error:
-        raise StartError(str(error), field="kernels") from error
+        field = "device" if isinstance(error, DeviceError) else "kernels"
+        raise StartError(str(error), field=field) from error
     except EngineError as error:
         raise StartError(error.message, field=error.field, fix=error.fix) from error

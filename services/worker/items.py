@@ -60,6 +60,12 @@ def writes_of(items: Sequence[Item], offsets: Sequence[int], landing: Landing, r
     return writes
 
 
+def fetch(items: Sequence[Item], regions: PoolRegions) -> None:
+    """Brings the records into the host's memory, if they are elsewhere. Waits for the device."""
+    blocks, slots = ([item.row for item in items if item.anchor is anchor] for anchor in (False, True))
+    regions.pool.fetch(blocks, slots)
+
+
 def seal(items: Sequence[Item], offsets: Sequence[int], regions: PoolRegions) -> list[list[Extent]]:
     """Each record's extents with the digests of its bytes as they are now. Reads them all."""
     return [_sealed(item, offset, regions) for item, offset in zip(items, offsets, strict=True)]

@@ -14,7 +14,7 @@ from fabric.kvlink import Link
 from fabric.retention import Keeping
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import kvstore_pb2 as pb
-from services.worker.items import Item, seal, writes_of
+from services.worker.items import Item, fetch, seal, writes_of
 from services.worker.notices import HandoffNotice
 from services.worker.regions import PoolRegions
 from services.worker.stores import Store
@@ -90,6 +90,8 @@ class Putter:
         landing, offsets = wire.unpack_landing(grant.landing), list(grant.offsets)
         if wanted:
             await _GRANTED.reached()
+            if self._regions.pool.is_apart:
+                await asyncio.to_thread(fetch, wanted, self._regions)
             writes = writes_of(wanted, offsets, landing, self._regions)
             notify = HandoffNotice(landing.id, last=True).dump()
             await settled(self._link.push(landing.address, writes, notify=notify, timeout_s=visit.left_s()))

@@ -19,5 +19,5 @@ class PoolRegions:
     @classmethod
     def register(cls, link: Link, pool: CachePool) -> PoolRegions:
         """To be called once per link."""
-        slots = link.register(pool.slots.numpy()) if pool.layout.windows else None
-        return cls(pool, link.register(pool.blocks.numpy()), slots)
+        slots = link.register(pool.host_slots) if pool.layout.windows else None
+        return cls(pool, link.register(pool.host_blocks), slots)

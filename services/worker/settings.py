@@ -22,6 +22,11 @@ class WorkerSettings(ServiceSettings):
     model_name: str = Field("", description="name that clients use; default: the directory's name")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of compute and KV")
     kernels: Literal["auto", "reference", "cpu", "triton", "cuda"] = Field("auto", description="operator backend")
+    device: str = Field(
+        "cpu",
+        pattern=r"^(cpu|cuda(:\d+)?)$",
+        description="where model and KV are: cpu, cuda or cuda:N; a GPU's KV has a pinned copy on its way",
+    )
     kv_memory_mb: int = Field(256, ge=1, description="MiB for KV blocks and window slots")
     block_tokens: int = Field(128, ge=1, description="tokens of a KV block, raised to what the model needs")
     window_state: Literal["auto", "exact", "replay", "recompute"] = Field(
@@ -66,6 +71,7 @@ class WorkerSettings(ServiceSettings):
             batch_invariant=self.batch_invariant,
             threads=self.threads,
             kernels=self.kernels,
+            device=self.device,
             model_name=self.model_name,
             offers=OfferPolicy(
                 most=self.store_queue,
