@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.errors import KernelError
 from kernels.reference.cast import CastSpec, Code, Scale, check_cast
-from kernels.triton.scaling import constants, e2m1, magnitude, scale_of
+from kernels.triton.scaling import constants, magnitude, put_tile, scale_of, tile_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,12 @@ class Tiling:
     rows: int
     columns: int
     warps: int
+
+    def grid(self, rows: int, width: int, spec: CastSpec) -> tuple[int]:
+        """How many programs [rows, width] take. Raises KernelError where tiles do not fill rows or groups not tiles."""
+        if width % self.columns or self.columns % spec.group:
+            raise KernelError(f"tiles of {self.columns} columns", fix=f"use a part of {width}, whole groups")
+        return (triton.cdiv(rows, self.rows) * (width // self.columns),)
 
 
 def tiling_for(rows: int, width: int, packed: bool = False) -> Tiling:
@@ -42,10 +48,7 @@ def cast_rows(x: Tensor, spec: CastSpec, codes: Tensor, scales: Tensor, tiling: 
     if not rows:
         return
     taken = tiling or tiling_for(rows, width, spec.code is Code.E2M1)
-    if width % taken.columns or taken.columns % spec.group:
-        raise KernelError(f"tiles of {taken.columns} columns", fix=f"use a part of {width}, whole groups")
-    grid = (triton.cdiv(rows, taken.rows) * (width // taken.columns),)
-    _cast_rows[grid](
+    _cast_rows[taken.grid(rows, width, spec)](
         x, codes, scales, rows, x.stride(0), codes.stride(0), *scales.stride(),
         WIDTH=width, ROWS=taken.rows, GROUPS=taken.columns // spec.group, **constants(spec), num_warps=taken.warps,
     )  # fmt: skip
@@ -81,30 +84,14 @@ def _cast_rows(
     WIDTH: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
     GROUP: tl.constexpr, SCALE: tl.constexpr, LARGEST: tl.constexpr, FLOOR: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows by GROUPS groups; neighbours take neighbouring columns."""
-    parts: tl.constexpr = WIDTH // (GROUPS * GROUP)
-    first = (tl.program_id(0) // parts).to(tl.int64) * ROWS
-    start = tl.program_id(0) % parts * GROUPS
-    row = tl.arange(0, ROWS)[:, None, None]
-    group = start + tl.arange(0, GROUPS)[None, :, None]
-    column = group * GROUP + tl.arange(0, GROUP)[None, None, :]
-    inside = row < rows - first
-    value = tl.load(x + first * x_stride + (row * x_stride + column), mask=inside, other=0.0)
-    value = value.to(tl.float32)
-    stored, factor = scale_of(tl.max(magnitude(value), 2), SCALE, LARGEST, FLOOR)
-    row2 = tl.arange(0, ROWS)[:, None]
-    group2 = start + tl.arange(0, GROUPS)[None, :]
-    place = scales + first * scale_stride + (row2 * scale_stride + group2 * scale_step)
-    tl.store(place, stored, mask=row2 < rows - first)
-    factor = tl.expand_dims(factor, 2)
-    scaled = tl.div_rn(value, factor) if SCALE == 2 else value * factor
-    if PACKED:
-        low, high = tl.split(tl.reshape(e2m1(scaled), (ROWS, GROUPS, GROUP // 2, 2)))
-        byte = (low | (high << 4)).to(tl.uint8)
-        half = group * (GROUP // 2) + tl.arange(0, GROUP // 2)[None, None, :]
-        tl.store(codes + first * code_stride + (row * code_stride + half), byte, mask=inside)
-    else:
-        tl.store(codes + first * code_stride + (row * code_stride + column), scaled.to(tl.float8e4nv), mask=inside)
+    """A tile."""
+    first, start, column, inside = tile_of(rows, WIDTH, ROWS, GROUPS, GROUP)
+    place = x + first * x_stride + (tl.arange(0, ROWS)[:, None, None] * x_stride + column)
+    value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    put_tile(
+        value, codes, scales, first, start, rows, code_stride, scale_stride, scale_step,
+        ROWS, GROUPS, GROUP, SCALE, LARGEST, FLOOR, PACKED,
+    )  # fmt: skip
 
 
 @triton.jit

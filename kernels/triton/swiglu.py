@@ -9,11 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.errors import KernelError
 from kernels.reference.cast import CastSpec
 from kernels.reference.swiglu import check_swiglu
 from kernels.triton.cast import Tiling
-from kernels.triton.scaling import constants, e2m1, magnitude, scale_of
+from kernels.triton.scaling import constants, put_tile, tile_of
 
 
 def tiling_for(rows: int, inner: int) -> Tiling:
@@ -35,10 +34,7 @@ def swiglu_cast(
     if not rows:
         return
     taken = tiling or tiling_for(rows, inner)
-    if inner % taken.columns or taken.columns % spec.group:
-        raise KernelError(f"tiles of {taken.columns} columns", fix=f"use a part of {inner}, whole groups")
-    grid = (triton.cdiv(rows, taken.rows) * (inner // taken.columns),)
-    _swiglu_cast[grid](
+    _swiglu_cast[taken.grid(rows, inner, spec)](
         x, codes if weights is None else weights, codes, scales, rows, 0.0 if limit is None else limit,
         x.stride(0), codes.stride(0), *scales.stride(),
         INNER=inner, ROWS=taken.rows, GROUPS=taken.columns // spec.group, CLAMPED=limit is not None,
@@ -52,14 +48,9 @@ def _swiglu_cast(
     INNER: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, CLAMPED: tl.constexpr, WEIGHTED: tl.constexpr,
     GROUP: tl.constexpr, SCALE: tl.constexpr, LARGEST: tl.constexpr, FLOOR: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows by GROUPS groups; neighbours take neighbouring columns."""
-    parts: tl.constexpr = INNER // (GROUPS * GROUP)
-    first = (tl.program_id(0) // parts).to(tl.int64) * ROWS
-    start = tl.program_id(0) % parts * GROUPS
+    """A tile."""
+    first, start, column, inside = tile_of(rows, INNER, ROWS, GROUPS, GROUP)
     row = tl.arange(0, ROWS)[:, None, None]
-    group = start + tl.arange(0, GROUPS)[None, :, None]
-    column = group * GROUP + tl.arange(0, GROUP)[None, None, :]
-    inside = row < rows - first
     place = x + first * x_stride + (row * x_stride + column)
     gate = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(place + INNER, mask=inside, other=0.0).to(tl.float32)
@@ -69,17 +60,7 @@ def _swiglu_cast(
     value = gate / (1.0 + tl.exp(-gate)) * up
     if WEIGHTED:
         value *= tl.load(weights + first + row, mask=inside, other=0.0)
-    stored, factor = scale_of(tl.max(magnitude(value), 2), SCALE, LARGEST, FLOOR)
-    row2 = tl.arange(0, ROWS)[:, None]
-    group2 = start + tl.arange(0, GROUPS)[None, :]
-    beside = scales + first * scale_stride + (row2 * scale_stride + group2 * scale_step)
-    tl.store(beside, stored, mask=row2 < rows - first)
-    factor = tl.expand_dims(factor, 2)
-    scaled = tl.div_rn(value, factor) if SCALE == 2 else value * factor
-    if PACKED:
-        low, high = tl.split(tl.reshape(e2m1(scaled), (ROWS, GROUPS, GROUP // 2, 2)))
-        byte = (low | (high << 4)).to(tl.uint8)
-        half = group * (GROUP // 2) + tl.arange(0, GROUP // 2)[None, None, :]
-        tl.store(codes + first * code_stride + (row * code_stride + half), byte, mask=inside)
-    else:
-        tl.store(codes + first * code_stride + (row * code_stride + column), scaled.to(tl.float8e4nv), mask=inside)
+    put_tile(
+        value, codes, scales, first, start, rows, code_stride, scale_stride, scale_step,
+        ROWS, GROUPS, GROUP, SCALE, LARGEST, FLOOR, PACKED,
+    )  # fmt: skip
