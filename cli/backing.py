@@ -11,9 +11,11 @@ from pathlib import Path
 
 from cli import checks, runtime
 from cli.doctor import Finding, Health
+from cli.engine_call import call_engine
 from fabric import binaries
-from fabric.errors import StartError
+from fabric.errors import InvalidArgument, StartError
 
+_DRIVER = Path("/dev/nvidiactl")
 # In a process of its own: it loads a native library, and a broken one must not take the doctor along.
 _LINK_PROBE = (sys.executable, "-m", "cli.linkprobe", "ucx://")
 
@@ -43,6 +45,26 @@ def torch() -> Finding:
     if find_spec("torch") is None:
         return Finding(Health.FAIL, "not installed", "make setup (TORCH_INDEX_URL names the index to take it from)")
     return Finding(Health.OK, metadata.version("torch"))
+
+
+def gpu_kernels() -> Finding:
+    """What prefill and decode would run on this machine's GPUs, asked of torch in a process of its own."""
+    if not _DRIVER.exists():
+        return Finding(Health.OK, "no GPU")
+    try:
+        found = call_engine("kernels.available", timeout_s=120.0)
+    except (StartError, InvalidArgument) as error:
+        return Finding(Health.WARN, error.message, error.fix)
+    devices = {device: facts for device, facts in found["devices"].items() if device != "cpu"}
+    if not devices:
+        return Finding(
+            Health.WARN, f"torch {found['torch']} sees no GPU", "install a CUDA build of torch, or serve on the CPU"
+        )
+    chosen = "; ".join(f"{device}: {facts['auto']}" for device, facts in devices.items())
+    slow = [f"{device}: {facts['missing']['cuda']}" for device, facts in devices.items() if "cuda" in facts["missing"]]
+    if slow:
+        return Finding(Health.WARN, chosen, f"the fastest kernels are missing; {'; '.join(slow)}")
+    return Finding(Health.OK, f"{chosen} (python -m kernels.available says where each is used)")
 
 
 def transport() -> Finding:

@@ -1,5 +1,6 @@
 """What must hold before a stack is started. Knows folders and ports; every failure names its option and the fix."""
 
+import re
 import tempfile
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from engine.errors import EngineError
 from engine.families.check import check_folder
 from fabric.errors import StartError
 from fabric.lifecycle import check_port_free
+
+_DRIVER = Path("/dev/nvidiactl")
 
 
 def model_folder(model: Path) -> None:
@@ -37,6 +40,18 @@ def writable_folder(path: Path, option: str) -> None:
     except OSError as error:
         fix = "name a folder that is writable and has room"
         raise StartError(f"cannot write in {path}: {error.strerror}", field=option, fix=fix) from error
+
+
+def device(name: str) -> None:
+    """Raises StartError where `name` is no device, or one of a GPU on a machine without NVIDIA's driver.
+
+    Whether torch can use that GPU is the workers' to say.
+    """
+    if re.fullmatch(r"cpu|cuda(:\d+)?", name) is None:
+        raise StartError(f"no device called {name!r}", field="--device", fix="choose cpu, cuda or cuda:N")
+    if name != "cpu" and not _DRIVER.exists():
+        raise StartError(f"{name} is asked for, and {_DRIVER} is missing", field="--device",
+                         fix="load NVIDIA's driver, or choose cpu")  # fmt: skip
 
 
 def port(number: int, option: str) -> None:

@@ -23,6 +23,7 @@ class Wanted:
     http_port: int
     grpc_port: int
     transport: str = "ucx://"
+    device: str = "cpu"
     preset: str = ""
     kv_dir: Path | None = None
     kv_gb: float = 8.0
@@ -45,7 +46,7 @@ def plan(wanted: Wanted, folder: Path, available_cores: int) -> list[Task]:
     index = {"DEEPINFER_KVSTORE_INDEX": f"redis://:{password}@{ports.LOOPBACK}:{redis_port}/0"}
     gateway = ("--listen", f"{ports.LOOPBACK}:{wanted.grpc_port}", "--http", f"{ports.LOOPBACK}:{wanted.http_port}")
     model = ("--model", str(wanted.model))
-    worker = (*model, "--transport", wanted.transport)
+    worker = (*model, "--transport", wanted.transport, "--device", wanted.device)
     division = cores.divide(available_cores, wanted.prefill, wanted.decode)
     return [
         backends.etcd(folder, etcd_port),

@@ -38,6 +38,7 @@ class UpOptions:
     http_port: int
     grpc_port: int
     transport: str
+    device: str
     preset: str
     smoke: bool
     ready_file: Path | None
@@ -54,6 +55,7 @@ def up(options: UpOptions) -> int:
     Raises StartError before any work when the model folder is incomplete or a port is taken.
     """
     checks.model_folder(options.model)
+    checks.device(options.device)
     checks.port(options.http_port, "http-port")
     checks.port(options.grpc_port, "grpc-port")
     if options.ready_file is not None:
@@ -102,6 +104,7 @@ class _Stack:
             http_port=options.http_port or ports.free(),
             grpc_port=options.grpc_port or ports.free(),
             transport=options.transport,
+            device=options.device,
             preset=options.preset,
             kv_dir=options.kv_dir.resolve() if options.kv_dir is not None else None,
             kv_gb=options.kv_gb,

@@ -87,10 +87,12 @@ async def open_core(service: str, settings: WorkerSettings) -> AsyncIterator[Cor
         metrics.build_info("revision", engine.model.revision)
         metrics.build_info("transport", settings.transport)
         metrics.build_info("kernels", kernels)
+        metrics.build_info("device", settings.device)
         window_state = engine.model.layout.window_policy
         metrics.build_info("window_state", window_state)
         blocks = engine.memory.blocks.total
-        _log.info("model loaded", model=engine.model.name, blocks=blocks, kernels=kernels, window_state=window_state)
+        on = {"device": settings.device, "dtype": settings.compute_dtype, "kernels": kernels}
+        _log.info("model loaded", model=engine.model.name, blocks=blocks, **on, window_state=window_state)
         yield Core(service, identity, runner, link, metrics, kernels)
 
 
@@ -98,7 +100,7 @@ def _compiled_for(settings: WorkerSettings) -> str:
     """Names what decides which kernels the warm-up compiles."""
     config = settings.model / "config.json"
     family = config.read_bytes() if config.is_file() else b""
-    return blake3(f"{settings.dtype} {settings.batch_invariant} ".encode() + family).hexdigest()[:16]
+    return blake3(f"{settings.compute_dtype} {settings.batch_invariant} ".encode() + family).hexdigest()[:16]
 
 
 def _open_engine(settings: WorkerSettings, allocate: Allocate) -> tuple[Engine, str]:

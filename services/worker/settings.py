@@ -20,7 +20,9 @@ class WorkerSettings(ServiceSettings):
 
     model: Path = Field(NANO, description="directory with config.json, safetensors and tokenizer.json")
     model_name: str = Field("", description="name that clients use; default: the directory's name")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of compute and KV")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="dtype of compute and KV; auto: float32 on the CPU, bfloat16 on a GPU"
+    )
     kernels: Literal["auto", "reference", "cpu", "triton", "cuda"] = Field("auto", description="operator backend")
     device: str = Field(
         "cpu",
@@ -57,11 +59,18 @@ class WorkerSettings(ServiceSettings):
         longer than any step takes."""
         return self.stall_s + self.store_hold_s if self.kvstore else self.stall_s
 
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype, after "auto" was decided."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "float32" if self.device == "cpu" else "bfloat16"
+
     def engine_config(self) -> EngineConfig:
         """Raises engine.errors.InvalidParameter where the values do not fit together."""
         return EngineConfig(
             model_dir=self.model,
-            dtype=self.dtype,
+            dtype=self.compute_dtype,
             memory_bytes=self.kv_memory_mb * _MIB,
             block_tokens=self.block_tokens,
             window_state=self.window_state,

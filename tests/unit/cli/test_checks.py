@@ -57,3 +57,21 @@ def test_a_busy_port_is_named_with_the_option_that_changes_it():
     assert str(port) in caught.value.message
     assert "--http-port" in caught.value.fix
     checks.port(port, "http-port")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cpu:0", ""])
+def test_a_name_of_no_device_is_refused(name):
+    with pytest.raises(StartError, match="no device called") as caught:
+        checks.device(name)
+    assert (caught.value.field, caught.value.fix) == ("--device", "choose cpu, cuda or cuda:N")
+
+
+def test_a_gpu_needs_its_driver(tmp_path, monkeypatch):
+    driver = tmp_path / "nvidiactl"
+    monkeypatch.setattr(checks, "_DRIVER", driver)
+    checks.device("cpu")
+    with pytest.raises(StartError, match="nvidiactl is missing") as caught:
+        checks.device("cuda")
+    assert caught.value.field == "--device" and "choose cpu" in str(caught.value.fix)
+    driver.touch()
+    checks.device("cuda:1")

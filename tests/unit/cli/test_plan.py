@@ -86,3 +86,9 @@ def test_the_transport_reaches_every_process_that_moves_kv(tmp_path):
     wanted = Wanted(tmp_path, prefill=1, decode=1, http_port=1, grpc_port=2, transport="tcp://127.0.0.1:0")
     told = {task.name for task in plan(wanted, tmp_path, 2) if "tcp://127.0.0.1:0" in task.command}
     assert told == {"kvstore", "prefill-0", "decode-0"}
+
+
+def test_the_device_reaches_every_process_that_runs_a_model(tmp_path):
+    wanted = Wanted(tmp_path, prefill=1, decode=1, http_port=1, grpc_port=2, device="cuda:1")
+    told = {task.name for task in plan(wanted, tmp_path, 2) if "cuda:1" in task.command}
+    assert told == {"prefill-0", "decode-0"}
