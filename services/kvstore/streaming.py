@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from fabric.errors import Exhausted
 from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind
 from services.kvstore.tiers import Tiers
 
 PART_BYTES = 8 << 20
-_IN_FLIGHT = 4  # parts that are brought up or wait for their turn
+_FIRST_SHARE = 4  # the first part that comes up is so much smaller, the next one twice as large, and so on
+# Parts that are brought up, wait for their turn or are sent, and how many of them the disk is asked for at a time: one
+# is read while another one is verified; more would only come later, all at once, and leave the disk idle meanwhile.
+_AHEAD, _READS = 6, 3
 # No part is larger than one of so many of DRAM, for a few reads at a time must find room; one that is there needs none.
-_SHARES, _HELD_SHARES = 16, 4
+_SHARES, _HELD_SHARES = 24, 4
+_WAIT_S = 0.5  # for what others keep in place: then what follows is a miss
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,55 +39,124 @@ async def stream(
 ) -> AsyncGenerator[Part, None]:
     """The blocks of `names` and, with `anchor`, the last one's anchor; close it when it is not read to its end.
 
-    The bytes of a part stay in place until the next one is asked for. What is in DRAM alone stays until its turn: what
-    comes up makes no room at the cost of what could not come up again.
+    What is ready comes at once, as one part. Its bytes stay in place until the next one is asked for. What is in DRAM
+    alone stays until its turn: what comes up makes no room at the cost of what could not come up again.
     """
-    parts, held_parts = _cut(tiers, names, min(part_bytes, tiers.dram.capacity // _SHARES))
-    pins = [ExitStack() for _ in parts]
-    ahead: deque[asyncio.Task[Part]] = deque()
+    plan = _cut(tiers, names, min(part_bytes, tiers.dram.capacity // _SHARES))
+    rising = _Rising(tiers, identity, plan, anchor)
     try:
-        for part, held in zip(parts, pins, strict=True):
-            held.enter_context(tiers.dram.pinned(tiers.only_warm(part, identity, anchor and part is parts[-1])))
-        for at in range(len(parts)):
-            most = (
-                _IN_FLIGHT if held_parts - at <= 1 else 1
-            )  # what is there already is kept in place one part at a time
-            for next_ in range(at + len(ahead), min(at + most, len(parts))):
-                wants_anchor = anchor and next_ == len(parts) - 1
-                ready = _ready(tiers, parts[next_], identity, wants_anchor, pins[next_])
-                ahead.append(asyncio.ensure_future(ready))
-            part_ready = await ahead[0]
-            ahead.popleft()
-            yield part_ready
-            pins[at].close()
-            if not part_ready.whole:
-                return
+        rising.keep_warm()
+        while not rising.over:
+            ready = await rising.ready()
+            yield Part(tuple(record for part in ready for record in part.records), ready[-1].whole)
+            rising.sent(ready)
     finally:
-        for task in ahead:
+        await rising.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Names by part; the first `held` parts were in DRAM at the start. `size`: bytes of a block."""
+
+    parts: list[Sequence[BlockName]]
+    held: int
+    size: int
+
+
+class _Rising:
+    """Parts of one read on their way, in order. Each is kept in place until it was sent."""
+
+    def __init__(self, tiers: Tiers, identity: Identity, plan: _Plan, anchor: bool) -> None:
+        self._tiers, self._identity, self._plan, self._anchor = tiers, identity, plan, anchor
+        self._kept = [ExitStack() for _ in plan.parts]
+        self._ahead: deque[asyncio.Task[Part]] = deque()
+        self._disk = asyncio.Semaphore(_READS)
+        self._at = 0  # parts that were sent
+        self._ended = False
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing follows."""
+        return self._ended or self._at == len(self._plan.parts)
+
+    def keep_warm(self) -> None:
+        """Keeps in place what is in DRAM alone."""
+        for number, held in enumerate(self._kept):
+            warm = self._tiers.only_warm(self._plan.parts[number], self._identity, self._wants_anchor(number))
+            held.enter_context(self._tiers.dram.pinned(warm))
+
+    async def ready(self) -> list[Part]:
+        """The next part, and those behind it that are there as well; not beyond one that is not whole."""
+        # What is there already is kept in place one part at a time.
+        most = _AHEAD if self._plan.held - self._at <= 1 else 1
+        for number in range(self._at + len(self._ahead), min(self._at + most, len(self._plan.parts))):
+            self._ahead.append(asyncio.ensure_future(self._bring(number)))
+        found = [await self._ahead[0]]
+        self._ahead.popleft()
+        while found[-1].whole and self._ahead and self._ahead[0].done():
+            found.append(await self._ahead.popleft())
+        return found
+
+    def sent(self, parts: Sequence[Part]) -> None:
+        """Nobody needs the bytes of the next parts any more."""
+        for held in self._kept[self._at : self._at + len(parts)]:
+            held.close()
+        self._at += len(parts)
+        self._ended = not parts[-1].whole
+
+    async def close(self) -> None:
+        """Ends what is on its way, and keeps nothing."""
+        for task in self._ahead:
             task.cancel()
-        await asyncio.gather(*ahead, return_exceptions=True)
-        for held in pins:
+        await asyncio.gather(*self._ahead, return_exceptions=True)
+        for held in self._kept:
             held.close()
 
+    async def _bring(self, number: int) -> Part:
+        """Brings a part up, and keeps it in place."""
+        names, anchor, held = self._plan.parts[number], self._wants_anchor(number), self._kept[number]
+        async with self._disk:
+            if not await self._allowed(number):
+                return Part((), whole=False)
+            await self._tiers.raise_(names, self._identity, anchor)
+        records = self._tiers.collect(names, self._identity, anchor)
+        held.enter_context(self._tiers.dram.pinned(records))
+        return Part(tuple(records), len(records) == len(names) + anchor)
 
-async def _ready(tiers: Tiers, names: Sequence[BlockName], identity: Identity, anchor: bool, held: ExitStack) -> Part:
-    """Brings a part up, and keeps it in place."""
-    await tiers.raise_(names, identity, anchor)
-    records = tiers.collect(names, identity, anchor)
-    held.enter_context(tiers.dram.pinned(records))
-    return Part(tuple(records), len(records) == len(names) + anchor)
+    async def _allowed(self, number: int) -> bool:
+        """Whether a part may be kept in place. While what comes before it is kept, only that can make room for it."""
+        nbytes, allowance = len(self._plan.parts[number]) * self._plan.size, self._tiers.allowance
+        while True:
+            try:
+                taken = await allowance.take(nbytes, _WAIT_S)
+            except (TimeoutError, Exhausted) as error:
+                if number == self._at or isinstance(error, Exhausted):
+                    return False
+            else:
+                self._kept[number].callback(allowance.give, taken)
+                return True
+
+    def _wants_anchor(self, number: int) -> bool:
+        return self._anchor and number == len(self._plan.parts) - 1
 
 
-def _cut(tiers: Tiers, names: Sequence[BlockName], part_bytes: int) -> tuple[list[Sequence[BlockName]], int]:
-    """What is in DRAM at the start, in so many parts, then parts of so many blocks as fit into `part_bytes`: all blocks
-    of a prefix are as large as its first one."""
+def _cut(tiers: Tiers, names: Sequence[BlockName], part_bytes: int) -> _Plan:
+    """What is in DRAM at the start, in so many parts, then parts of so many blocks as fit into `part_bytes`, the first
+    of them fewer: all blocks of a prefix are as large as its first one."""
     size = tiers.size_of(RecordKind.BLOCK, names[0]) if names else None
     if not size:
-        return [names] if names else [], 0
+        return _Plan([names] if names else [], 0, 0)
     held, most = _held(tiers, names), max(1, tiers.dram.capacity // _HELD_SHARES // size)
-    count = max(1, part_bytes // size)
     first = [names[start : min(start + most, held)] for start in range(0, held, most)]
-    return first + [names[start : start + count] for start in range(held, len(names), count)], len(first)
+    return _Plan([*first, *_growing(names[held:], part_bytes // size)], len(first), size)
+
+
+def _growing(names: Sequence[BlockName], most: int) -> Iterator[Sequence[BlockName]]:
+    """Parts of so many blocks: the first of them soon, the later ones at less cost each."""
+    at, count = 0, max(1, most // _FIRST_SHARE)
+    while at < len(names):
+        yield names[at : at + count]
+        at, count = at + count, max(1, min(2 * count, most))
 
 
 def _held(tiers: Tiers, names: Sequence[BlockName]) -> int:

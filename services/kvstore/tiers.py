@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from services.kvstore.allowance import Allowance
 from services.kvstore.nvme.format import Stored
 from services.kvstore.nvme.jobs import Wanted
 from services.kvstore.nvme.tier import NvmeTier
@@ -13,6 +14,7 @@ from services.kvstore.records import BlockName, Identity, Record, RecordId, Reco
 from services.kvstore.tier import DramTier, Held
 
 _SWEEP_S = 60.0
+_READ_SHARES = 2  # all reads together keep one of so many shares of DRAM in place
 _SAME_USE_S = 30.0  # a request reads a prefix, and offers it once it was computed and again as it is decoded
 # Records, by the name that asked for each.
 _Missing = list[tuple[RecordId, BlockName, int]]
@@ -23,6 +25,7 @@ class Tiers:
 
     def __init__(self, dram: DramTier, nvme: NvmeTier | None, now: Callable[[], float]) -> None:
         self.dram, self.nvme, self._now = dram, nvme, now
+        self.allowance = Allowance(dram.capacity // _READ_SHARES)
         if nvme is not None:
             dram.lies_below = self._lies_below
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
 
+from services.kvstore import streaming
 from services.kvstore.nvme.format import PAGE
-from services.kvstore.records import RecordId, RecordKind
+from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind
 from services.kvstore.streaming import stream
 from tests.unit.services.kvstore.test_tiers import IDENTITY, SIZE, Bench, name, opened, payload, stalled
 
@@ -52,7 +54,60 @@ async def test_what_is_in_dram_comes_while_the_disk_still_reads(tmp_path: Path, 
                 assert await asyncio.to_thread(waits.wait, 10.0)
                 assert len(bench.held()) == 4  # nothing came up yet
             rest = [len(part.records) async for part in parts]
-        assert rest == [2, 2, 2, 2] and bench.held() == set(range(12))
+        assert sum(rest) == 8 and bench.held() == set(range(12))
+
+
+async def test_what_is_ready_comes_as_one_part(tmp_path: Path, monkeypatch) -> None:
+    async with opened(tmp_path, records=128) as bench:
+        await chain(bench, range(9), cold=range(9))
+        asked, collected, all_there = [name(number) for number in range(9)], [], asyncio.Event()
+        real = bench.tiers.collect
+
+        def collect(names: Sequence[BlockName], identity: Identity, anchor: bool) -> list[Record]:
+            found = real(names, identity, anchor)
+            collected.extend(found)
+            if len(collected) == len(asked):
+                all_there.set()
+            return found
+
+        monkeypatch.setattr(bench.tiers, "collect", collect)
+        async with aclosing(stream(bench.tiers, asked, IDENTITY, False, PART)) as parts:
+            first = await anext(parts)
+            async with asyncio.timeout(10.0):
+                await all_there.wait()
+            rest = [len(part.records) async for part in parts]
+        assert rest == [9 - len(first.records)]
+
+
+async def test_reads_at_a_time_keep_no_more_than_their_half_of_dram_in_place(tmp_path: Path) -> None:
+    async with opened(tmp_path, records=32) as bench:
+        await chain(bench, range(24), cold=range(24))
+        allowance, asked, most = bench.tiers.allowance, [name(number) for number in range(24)], 0
+        assert allowance.most_bytes == bench.tiers.dram.capacity // 2
+
+        async def read_slowly() -> int:
+            nonlocal most
+            blocks = 0
+            async with aclosing(stream(bench.tiers, asked, IDENTITY, False, PART)) as parts:
+                async for part in parts:
+                    blocks += len(part.records)
+                    most = max(most, allowance.taken)
+                    await asyncio.sleep(0)
+            return blocks
+
+        async with asyncio.timeout(30.0):
+            assert await asyncio.gather(*(read_slowly() for _ in range(20))) == [24] * 20
+        assert 0 < most <= allowance.most_bytes and allowance.taken == 0
+
+
+async def test_a_read_ends_where_others_keep_all_that_reads_may(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(streaming, "_WAIT_S", 0.01)
+    async with opened(tmp_path, records=16) as bench:
+        await chain(bench, range(8), cold=range(4, 8))
+        taken = await bench.tiers.allowance.take(bench.tiers.dram.capacity, 1.0)
+        assert await read(bench, range(8)) == [0, 0]
+        bench.tiers.allowance.give(taken)
+        assert await read(bench, range(8)) == [8]
 
 
 async def test_a_long_read_of_what_is_in_dram_leaves_room_for_others(tmp_path: Path) -> None:
