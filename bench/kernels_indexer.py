@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from bench.kernels_rows import checked, timed
 from bench.kernels_timing import Ceilings, median_us
 from bench.table import Row
 from kernels.cuda import indexer_top_k as choosing
 from kernels.cuda import mqa_logits as scoring
 from kernels.reference.mqa_logits import MqaOperands
 from kernels.testing.indexer_top_k import assert_best
-from kernels.testing.mqa_logits import assert_logits, make_hostile, make_paged, make_ragged
+from kernels.testing.mqa_logits import assert_logits, make_paged, make_ragged
 
 SLOWER = 0.95  # of DeepGEMM's speed is asked for
 FASTER, CHOSEN = 1.3, 2048  # of DeepGEMM's time and torch.topk's, for as many keys
@@ -59,24 +60,7 @@ SHAPES = (
     Shape("paged 256 x 1 x 65,536, 64 heads", 256, 1, 65_536, 64, 532.0),
     Shape("paged 4 x 1 x 131,072, 64 heads", 4, 1, 131_072, 64, 29.2),
 )
-
-
 CHOICES = (SHAPES[1], SHAPES[4], SHAPES[0], SHAPES[3], SHAPES[5], SHAPES[7])
-
-
-def hostile() -> Iterator[tuple[str, MqaOperands, int]]:
-    """Named operands with their columns."""
-    cuda = torch.device("cuda")
-    lengths = torch.tensor([130, 0, 1, 64, 65, 5000, 63, 577])
-    for heads in (16, 32, 64):
-        for tokens, keys in ((1, 1), (1, 1000), (5, 63), (200, 300), (77, 5003)):
-            given = make_ragged(tokens, keys, heads, cuda, tokens)
-            starts = (given.ends * 0.3).int()
-            yield f"ragged {tokens} x {keys}, {heads} heads", replace(make_hostile(given), starts=starts), keys
-        for page_tokens in (1, 61, 64, 576):
-            for tokens in (1, 2, 3, 5):
-                given, columns = make_paged(lengths, tokens, heads, page_tokens, cuda, tokens)
-                yield f"pages of {page_tokens}, {tokens} tokens, {heads} heads", make_hostile(given), columns
 
 
 def sources() -> list[tuple[Path, str, dict[str, int]]]:
@@ -96,23 +80,13 @@ def indexer_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:
         yield from _choice_rows(shape, ceilings, seed)
 
 
-def _checked(name: str, check: Callable[[], object]) -> Row:
-    """A row that tells what a check found."""
-    try:
-        check()
-    except AssertionError as wrong:
-        return Row(f"{name}: {wrong}", 1, "wrong", 0)
-    return Row(name, 0, "wrong", 0)
-
-
 def _logits_rows(shape: Shape, ceilings: Ceilings, seed: int) -> Iterator[Row]:
     given, columns = shape.make(seed)
-    yield _checked(f"logits {shape.name}: checked", lambda: assert_logits(given, columns, scoring.mqa_logits))
+    yield checked(f"logits {shape.name}: checked", lambda: assert_logits(given, columns, scoring.mqa_logits))
     logits = torch.empty(len(given.ends), columns, device="cuda")
-    time_us = median_us(lambda: scoring.mqa_logits(given, logits))
     floor = floor_us(given, shape, ceilings)
-    yield Row(f"logits {shape.name}", time_us, "us", shape.public_us / SLOWER)
-    yield Row("  of floor", 100 * floor / time_us, f"% ({floor:.1f} us)")
+    bar = shape.public_us / SLOWER
+    yield from timed(f"logits {shape.name}", lambda: scoring.mqa_logits(given, logits), floor, bar)
 
 
 def _choice_rows(shape: Shape, ceilings: Ceilings, seed: int) -> Iterator[Row]:
@@ -124,15 +98,18 @@ def _choice_rows(shape: Shape, ceilings: Ceilings, seed: int) -> Iterator[Row]:
     )
     scoring.mqa_logits(given, logits)
     public_us = shape.public_us + median_us(lambda: logits.topk(CHOSEN), 10)
-    yield _checked(
+    yield checked(
         f"top-{CHOSEN} of {shape.name}: checked",
         lambda: assert_best(given, CHOSEN, logits, lambda now, to: choosing.indexer_top_k(now, columns, workspace, to)),
     )
     found = torch.empty(len(given.ends), CHOSEN, dtype=torch.int32, device="cuda")
-    time_us = median_us(lambda: choosing.indexer_top_k(given, columns, workspace, found))
-    floor = floor_us(given, shape, ceilings)
-    yield Row(f"top-{CHOSEN} of {shape.name}", time_us, "us", public_us / FASTER)
-    yield Row("  of the scores' floor", 100 * floor / time_us, f"% ({floor:.1f} us)")
+    yield from timed(
+        f"top-{CHOSEN} of {shape.name}",
+        lambda: choosing.indexer_top_k(given, columns, workspace, found),
+        floor_us(given, shape, ceilings),
+        public_us / FASTER,
+        "the scores' floor",
+    )
 
 
 def floor_us(given: MqaOperands, shape: Shape, ceilings: Ceilings) -> float:

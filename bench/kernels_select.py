@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from bench.kernels_timing import Ceilings, median_us
+from bench.kernels_rows import checked, timed
+from bench.kernels_timing import Ceilings
 from bench.table import Row
 from kernels.cuda import gate as gating
 from kernels.cuda import top_k as selection
@@ -74,22 +75,13 @@ def select_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:
     cuda = torch.device("cuda")
     for name, spec in SPECS.items():
         cases = [make_gate(spec, rows, cuda, rows, hostile=True) for rows in (1, 127, 4096)]
-        yield _checked(f"gate: {name}, hostile", lambda s=spec, c=cases: [_check_gate(s, given) for given in c])
+        yield checked(f"gate: {name}, hostile", lambda s=spec, c=cases: [_check_gate(s, given) for given in c])
     for kind in HOSTILE:
-        yield _checked(f"top-k: {kind}, hostile", lambda k=kind: _check_top_k(k, seed))
+        yield checked(f"top-k: {kind}, hostile", lambda k=kind: _check_top_k(k, seed))
     for shape in GATES:
         yield from _gate_rows(shape, ceilings, seed)
     for selected in SELECTIONS:
         yield from _selection_rows(selected, ceilings, seed)
-
-
-def _checked(name: str, check: Callable[[], object]) -> Row:
-    """A row that tells what a check found."""
-    try:
-        check()
-    except AssertionError as wrong:
-        return Row(f"{name}: {wrong}", 1, "wrong", 0)
-    return Row(name, 0, "wrong", 0)
 
 
 def _check_gate(spec: GateSpec, given: GateOperands) -> None:
@@ -106,24 +98,21 @@ def _check_top_k(kind: str, seed: int) -> None:
 
 def _gate_rows(shape: Gate, ceilings: Ceilings, seed: int) -> Iterator[Row]:
     given = make_gate(shape.spec, shape.rows, torch.device("cuda"), seed)
-    yield _checked(f"gate {shape.name}: checked", lambda: _check_gate(shape.spec, given))
+    yield checked(f"gate {shape.name}: checked", lambda: _check_gate(shape.spec, given))
     experts, weights = _gate(shape.spec, given)
-    time_us = median_us(lambda: gating.gate(shape.spec, given, experts, weights))
     floor = shape.rows * (shape.spec.experts * 4 + shape.spec.topk * 8) / ceilings.gb_per_s / 1e3
     bar = shape.public_us / shape.wanted if shape.public_us and shape.wanted else shape.public_us
-    yield Row(f"gate {shape.name}", time_us, "us", bar)
-    yield Row("  of floor", 100 * floor / time_us, f"% ({floor:.1f} us)")
+    yield from timed(f"gate {shape.name}", lambda: gating.gate(shape.spec, given, experts, weights), floor, bar)
 
 
 def _selection_rows(shape: Selection, ceilings: Ceilings, seed: int) -> Iterator[Row]:
     scores = make_scores("normal", shape.rows, shape.columns, torch.device("cuda"), seed)
     name = f"top-{shape.count} of {shape.columns}, {shape.rows} rows"
-    yield _checked(f"{name}: checked", lambda: assert_top_k(scores, shape.count, None, selection.top_k))
+    yield checked(f"{name}: checked", lambda: assert_top_k(scores, shape.count, None, selection.top_k))
     found = torch.empty(shape.rows, shape.count, dtype=torch.int32, device="cuda")
-    time_us = median_us(lambda: selection.top_k(scores, None, found))
     floor = shape.rows * (shape.columns + shape.count) * 4 / ceilings.gb_per_s / 1e3
-    yield Row(name, time_us, "us", shape.public_us / (shape.wanted or 1))
-    yield Row("  of floor", 100 * floor / time_us, f"% ({floor:.1f} us)")
+    bar = shape.public_us / (shape.wanted or 1)
+    yield from timed(name, lambda: selection.top_k(scores, None, found), floor, bar)
 
 
 def _gate(spec: GateSpec, given: GateOperands) -> tuple[torch.Tensor, torch.Tensor]:
