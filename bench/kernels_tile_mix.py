@@ -9,6 +9,7 @@ import torch
 from bench.kernels_tile import CUDA, Shape, measured
 from bench.kernels_timing import Ceilings
 from bench.table import Row
+from kernels.reference.mhc import pack, parts_of
 from kernels.reference.sampling import SamplingRows
 from kernels.testing import engram as engrams
 from kernels.testing import mhc, sampling
@@ -30,14 +31,14 @@ def mix_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:
 def shapes() -> Iterator[Shape]:
     """What is timed. The projection's bar is 1.3 times DeepGEMM's speed, the others' TileKernels' times."""
     for rows, width, public in ((4096, 28_672, 83.3), (128, 28_672, 13.1), (4096, 16_384, 56.4), (8192, 7168, 63.1)):
-        nbytes = rows * width * 2 + mhc_project.parts_of(width) * rows * 100 + 128 * width
+        nbytes = rows * width * 2 + parts_of(width) * rows * 100 + 128 * width
         yield Shape(f"mhc project m{rows} k{width}", nbytes, lambda r=rows, w=width: _project(r, w), public, 1.3)
     for rows, hidden, pre_us, post_us in (
         (8192, 7168, 153.2, 259.0),
         (8192, 4096, 92.3, 150.0),
         (128, 7168, 11.5, 10.8),
     ):
-        nbytes = rows * hidden * 10 + mhc_project.parts_of(4 * hidden) * rows * 100
+        nbytes = rows * hidden * 10 + parts_of(4 * hidden) * rows * 100
         yield Shape(f"mhc pre {rows} x 4 x {hidden}", nbytes, lambda r=rows, h=hidden: _pre(r, h, False), pre_us)
         yield Shape(f"mhc pre, normed {rows} x 4 x {hidden}", nbytes, lambda r=rows, h=hidden: _pre(r, h, True))
         yield Shape(
@@ -56,7 +57,7 @@ def shapes() -> Iterator[Shape]:
 
 def _project(rows: int, width: int) -> Prepared:
     site, x = mhc.make_site(width // 4, CUDA, 1), torch.randn(rows, width, device=CUDA).to(torch.bfloat16)
-    packed, parts = mhc_project.pack(site.mix), mhc_project.parts_of(width)
+    packed, parts = pack(site.mix), parts_of(width)
     z, squares = torch.empty(parts, rows, 24, device=CUDA), torch.empty(parts, rows, device=CUDA)
     return lambda: mhc_project.project(x, packed, z, squares), lambda: mhc.check_project(CUDA, rows, width)
 
@@ -65,7 +66,7 @@ def _pre(rows: int, hidden: int, normed: bool) -> Prepared:
     x, site, parts = (
         mhc.make_streams(rows, hidden, CUDA, 1),
         mhc.make_site(hidden, CUDA, 1),
-        mhc_project.parts_of(4 * hidden),
+        parts_of(4 * hidden),
     )
     z, squares = torch.randn(parts, rows, 24, device=CUDA), torch.rand(parts, rows, device=CUDA) * hidden
     norm = torch.rand(hidden, device=CUDA) if normed else None
@@ -78,7 +79,7 @@ def _pre(rows: int, hidden: int, normed: bool) -> Prepared:
 def _post(rows: int, hidden: int) -> Prepared:
     x, block = (torch.randn(rows, *shape, device=CUDA).to(torch.bfloat16) for shape in ((4, hidden), (hidden,)))
     weights, comb, out = torch.rand(rows, 4, device=CUDA), torch.rand(rows, 4, 4, device=CUDA), torch.empty_like(x)
-    parts = mhc_project.parts_of(4 * hidden)
+    parts = parts_of(4 * hidden)
     return lambda: mhc_mix.post(x, block, weights, comb, out), lambda: mhc.check_mix(CUDA, 200, hidden, parts)
 
 

@@ -20,6 +20,8 @@ from kernels.reference.rms_norm import check_rows
 
 STREAMS = 4
 COLUMNS = STREAMS * (STREAMS + 2)  # of z
+PACKED = 64  # rows of a packed weight: two for each column, to what a matrix product takes
+_PART = 1792  # columns, at most: 16 parts of 28,672 fill the chip with 4,096 rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +94,52 @@ def check_sums(z: Tensor, squares: Tensor, site: MhcSite) -> None:
     _check("scale", site.scale, (3,))
     if site.iterations < 1:
         raise KernelError(f"{site.iterations} iterations", fix="ask for at least one")
+
+
+def parts_of(width: int) -> int:
+    """Into how many parts `project` cuts `width` columns: the fewest of equal length, a multiple of 64, up to 1,792."""
+    return next(parts for parts in range(-(-width // _PART), width) if width % (parts * 64) == 0)
+
+
+def pack(mix: Tensor) -> Tensor:
+    """mix fp32 [24, width] -> bf16 [64, width]: beside each other a coefficient's rounding and the rest."""
+    high = mix.to(torch.bfloat16)
+    packed = torch.zeros(PACKED, mix.shape[1], dtype=torch.bfloat16, device=mix.device)
+    packed[0 : 2 * COLUMNS : 2] = high
+    packed[1 : 2 * COLUMNS : 2] = (mix - high.to(torch.float32)).to(torch.bfloat16)
+    return packed
+
+
+def check_project(x: Tensor, packed: Tensor, z: Tensor, squares: Tensor) -> None:
+    """Raises KernelError naming the first operand of `project` on a GPU that no implementation takes."""
+    rows, width = x.shape
+    check_rows("x", x, (rows, width))
+    check_rows("packed", packed, (PACKED, width))
+    if width % 64:
+        raise KernelError(f"{width} columns", fix="use a multiple of 64")
+    parts = parts_of(width)
+    check_rows("z", z, (parts, rows, COLUMNS), torch.float32)
+    check_rows("squares", squares, (parts, rows), torch.float32)
+    if not (z.is_contiguous() and squares.is_contiguous() and packed.is_contiguous()):
+        raise KernelError("packed, z or squares is not contiguous", fix="pass contiguous tensors")
+
+
+def check_pre(
+    x: Tensor, z: Tensor, squares: Tensor, site: MhcSite, norm: Tensor | None, collapsed: Tensor, mixed: Tensor,
+    post_weights: Tensor, comb: Tensor, given: Tensor | None,
+) -> None:  # fmt: skip
+    """Raises KernelError naming the first operand of coefficients and collapse that no implementation takes."""
+    check_streams("x", x)
+    check_sums(z, squares, site)
+    rows, _, hidden = x.shape
+    check_coefficients(rows, mixed=mixed, post_weights=post_weights, comb=comb)
+    if given is not None:
+        check_coefficients(rows, given=given)
+    check_rows("collapsed", collapsed, (rows, hidden))
+    if norm is not None:
+        check_rows("norm", norm, (hidden,), torch.float32)
+    if not collapsed.is_contiguous() or squares.shape[1] != rows:
+        raise KernelError("collapsed has gaps, or z other rows than x", fix=f"pass contiguous tensors of {rows} rows")
 
 
 def _check(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

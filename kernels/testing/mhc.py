@@ -38,8 +38,8 @@ def check_project(device: torch.device, rows: int, width: int) -> None:
 
     site = make_site(width // STREAMS, device, width)
     x = make_streams(rows, width // STREAMS, device, rows).flatten(1)
-    parts = kernel.parts_of(width)
-    packed = kernel.pack(site.mix)
+    parts = definition.parts_of(width)
+    packed = definition.pack(site.mix)
     z, squares = poisoned((parts, rows, COLUMNS), torch.float32, device), poisoned((parts, rows), torch.float32, device)
     kernel.project(x, packed, z, squares)
     expected_z, expected_squares = definition.project(x, site.mix, parts)

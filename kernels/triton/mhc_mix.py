@@ -5,13 +5,12 @@ Launches into memory that is there, no workspace: they capture into CUDA graphs.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.errors import KernelError
-from kernels.reference.mhc import MhcSite, check_coefficients, check_streams, check_sums
+from kernels.reference.mhc import MhcSite, check_coefficients, check_pre, check_streams
 from kernels.reference.rms_norm import check_rows
 from kernels.triton.mhc_coefficients import coefficients, make_coefficients
 
@@ -28,17 +27,8 @@ def pre(
     [hidden] or None. Collapsed by `given` fp32 [rows, 4] (V4.1) in one launch, else by mixed in a second. Raises
     KernelError for operands the kernels do not take, before anything is launched.
     """
-    check_streams("x", x)
-    check_sums(z, squares, site)
+    check_pre(x, z, squares, site, norm, collapsed, mixed, post_weights, comb, given)
     (rows, _, hidden), parts = x.shape, len(z)
-    check_coefficients(rows, mixed=mixed, post_weights=post_weights, comb=comb)
-    if given is not None:
-        check_coefficients(rows, given=given)
-    check_rows("collapsed", collapsed, (rows, hidden))
-    if norm is not None:
-        check_rows("norm", norm, (hidden,), torch.float32)
-    if not collapsed.is_contiguous() or squares.shape[1] != rows:
-        raise KernelError("collapsed has gaps, or z other rows than x", fix=f"pass contiguous tensors of {rows} rows")
     if not rows:
         return
     made = (z, squares, site.base, site.scale, mixed, post_weights, comb, rows, site.hyper_eps, site.norm_eps)

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.errors import KernelError
-from kernels.reference.mhc import COLUMNS
-from kernels.reference.rms_norm import check_rows
+from kernels.reference.mhc import COLUMNS, PACKED, check_project
 
-_PADDED = 32  # coefficients, to what a matrix product takes
-_PART = 1792  # columns, at most: 16 parts of 28,672 fill the chip with 4,096 rows
+_PADDED = PACKED // 2  # coefficients
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +33,13 @@ def tiling_for(rows: int) -> ProjectTiling:
     return ProjectTiling(64, 64, 8, 4) if rows <= 256 else ProjectTiling(128, 64, 4, 4)
 
 
-def parts_of(width: int) -> int:
-    """Into how many parts `width` columns are cut: the fewest of equal length, a multiple of 64, up to 1,792."""
-    return next(parts for parts in range(-(-width // _PART), width) if width % (parts * 64) == 0)
-
-
-def pack(mix: Tensor) -> Tensor:
-    """mix fp32 [24, width] -> bf16 [64, width]: beside each other a coefficient's rounding and the rest."""
-    high = mix.to(torch.bfloat16)
-    packed = torch.zeros(2 * _PADDED, mix.shape[1], dtype=torch.bfloat16, device=mix.device)
-    packed[0 : 2 * COLUMNS : 2] = high
-    packed[1 : 2 * COLUMNS : 2] = (mix - high.to(torch.float32)).to(torch.bfloat16)
-    return packed
-
-
 def project(x: Tensor, packed: Tensor, z: Tensor, squares: Tensor, tiling: ProjectTiling | None = None) -> None:
     """Fill z fp32 [parts, rows, 24] and squares fp32 [parts, rows] from x bf16 [rows, width] and `pack`'s weight.
 
     Raises KernelError for operands the kernel does not take, before anything is launched.
     """
-    rows, width = x.shape
-    check_rows("x", x, (rows, width))
-    check_rows("packed", packed, (2 * _PADDED, width))
-    if width % 64:
-        raise KernelError(f"{width} columns", fix="use a multiple of 64")
-    parts = parts_of(width)
-    check_rows("z", z, (parts, rows, COLUMNS), torch.float32)
-    check_rows("squares", squares, (parts, rows), torch.float32)
-    if not (z.is_contiguous() and squares.is_contiguous() and packed.is_contiguous()):
-        raise KernelError("packed, z or squares is not contiguous", fix="pass contiguous tensors")
+    check_project(x, packed, z, squares)
+    (rows, width), parts = x.shape, len(z)
     taken = tiling or tiling_for(rows)
     if rows:
         _project[(triton.cdiv(rows, taken.rows) * parts,)](

@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 from kernels.dispatch import PLAN_BLOCK
 from kernels.reference.cast import CastSpec, Code, Scale
 from kernels.reference.kv_record import Packed
+from kernels.reference.mhc import parts_of
 from kernels.triton import (
     cast,
     dispatch,
@@ -148,7 +149,7 @@ def _norms() -> Iterator[Variant]:
 
 def _mhc() -> Iterator[Variant]:
     for rows in (128, 4096):
-        tile, parts = mhc_project.tiling_for(rows), mhc_project.parts_of(28_672)
+        tile, parts = mhc_project.tiling_for(rows), parts_of(28_672)
         shape = {"WIDTH": 28_672, "PARTS": parts, "ROWS": tile.rows, "STEP": tile.columns, "COLUMNS": 24, "PADDED": 32,
                  "AHEAD": tile.steps}  # fmt: skip
         yield Variant(f"project {rows}", mhc_project._project, shape, {}, tile.warps)
