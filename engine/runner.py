@@ -93,11 +93,16 @@ class EngineRunner:
         except TimeoutError as error:
             raise CallTimeout(f"the engine did not answer within {deadline_s} s", fix="look at its load") from error
 
-    async def submit(self, request: GenerateRequest | PrefillRequest, timeout_s: float | None = None) -> None:
-        """Queue a request; read it with `events`. Raises what `Engine.submit` and `call` raise."""
+    async def submit(
+        self, request: GenerateRequest | PrefillRequest, timeout_s: float | None = None, gather_s: float = 0.0
+    ) -> None:
+        """Queue a request; read it with `events`: tokens in portions, about `gather_s` seconds apart.
+
+        Raises what `Engine.submit` and `call` raise.
+        """
         prefill = isinstance(request, PrefillRequest)
         submit = self.engine.submit_prefill if prefill else self.engine.submit
-        await self._begin(request.request_id, submit, request, timeout_s)
+        await self._begin(request.request_id, submit, request, timeout_s, gather_s)
 
     async def reserve(
         self,
@@ -134,9 +139,9 @@ class EngineRunner:
         """Let go of an offer; never blocks, never raises, may be repeated."""
         self._post_quietly(lambda: self.engine.offers.drop(offer_id))
 
-    async def start_decode(self, request: DecodeRequest, timeout_s: float | None = None) -> None:
-        """`Engine.start_decode`; read it with `events`."""
-        await self._begin(request.request_id, self.engine.start_decode, request, timeout_s)
+    async def start_decode(self, request: DecodeRequest, timeout_s: float | None = None, gather_s: float = 0.0) -> None:
+        """`Engine.start_decode`; read it with `events`, as after `submit`."""
+        await self._begin(request.request_id, self.engine.start_decode, request, timeout_s, gather_s)
 
     async def events(self, request_id: str) -> AsyncIterator[Event]:
         """Events of a submitted request up to its last. Raises UnknownRequest. Leaving early cancels the request.
@@ -161,13 +166,13 @@ class EngineRunner:
 
     @asynccontextmanager
     async def running(
-        self, request: GenerateRequest | PrefillRequest | DecodeRequest
+        self, request: GenerateRequest | PrefillRequest | DecodeRequest, gather_s: float = 0.0
     ) -> AsyncIterator[AsyncIterator[Event]]:
         """Start a request, give its events, and leave nothing of it behind however the block ends."""
         if isinstance(request, DecodeRequest):
-            await self.start_decode(request)
+            await self.start_decode(request, gather_s=gather_s)
         else:
-            await self.submit(request)
+            await self.submit(request, gather_s=gather_s)
         events = self.events(request.request_id)
         try:
             yield events
@@ -198,11 +203,11 @@ class EngineRunner:
     # --- event loop side -------------------------------------------------------------------------------------------
 
     async def _begin(
-        self, request_id: str, start: Callable[[Any], None], request: Any, timeout_s: float | None
+        self, request_id: str, start: Callable[[Any], None], request: Any, timeout_s: float | None, gather_s: float
     ) -> None:
         if request_id in self._mailboxes:
             raise DuplicateRequest(request_id)
-        self._mailboxes[request_id] = Mailbox(self._limits.events)
+        self._mailboxes[request_id] = Mailbox(self._limits.events, gather_s)
         try:
             await self.call(start, request, timeout_s=timeout_s)
         except BaseException as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 import grpc
+import uvloop
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
@@ -222,7 +223,7 @@ def run(cls: type[SettingsT], build: Build[SettingsT]) -> NoReturn:
         print("settings are valid")
         sys.exit(0)
     try:
-        asyncio.run(_main(loaded.settings, build))
+        uvloop.run(_main(loaded.settings, build))
     except ServiceError as error:
         _leave(_complain(error, 1))
     _leave(0)

@@ -20,12 +20,14 @@ from services.worker.failures import engine_errors, translate
 from services.worker.receipts import Receipt
 
 _VERIFIED = failpoints.declare("decode.verified")  # all KV is verified, nothing was decoded
+LONGEST_GATHER_S = 1.0
 _TOKEN = failpoints.declare("decode.token")  # a token after the first was drawn and not sent
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateAsk:
-    """`tokens` are those reserved; the last `emitted_tokens` of them were generated earlier."""
+    """`tokens` are those reserved; the last `emitted_tokens` of them were generated earlier. Tokens after the first
+    leave in portions, about `gather_s` seconds apart."""
 
     ticket_id: str
     request_id: str
@@ -33,6 +35,7 @@ class GenerateAsk:
     sampling: SamplingParams
     receipt: Receipt
     emitted_tokens: int
+    gather_s: float = 0.0
 
     def request(self, holding: Holding, layout: Layout) -> DecodeRequest:
         """The engine's form: the receipt's token, if prefill drew one, is the newest one emitted. What was verified
@@ -91,13 +94,13 @@ async def generate(engine: EngineRunner, desk: Desk, holding: Holding, ask: Gene
         logprobs = (ask.receipt.logprob,) if ask.receipt.logprob is not None else ()
         await emit(Batch(ask.emitted_tokens, (ask.receipt.first_token,), logprobs))
     try:
-        await _follow(engine, ask.request(holding, engine.engine.model.layout), emit)
+        await _follow(engine, ask.request(holding, engine.engine.model.layout), ask.gather_s, emit)
     except EngineError as error:
         raise translate(error) from error
 
 
-async def _follow(engine: EngineRunner, request: DecodeRequest, emit: Emit) -> None:
-    async with engine.running(request) as events:
+async def _follow(engine: EngineRunner, request: DecodeRequest, gather_s: float, emit: Emit) -> None:
+    async with engine.running(request, gather_s) as events:
         async for event in events:
             match event:
                 case TokensOut():
@@ -113,6 +116,8 @@ async def _follow(engine: EngineRunner, request: DecodeRequest, emit: Emit) -> N
 def _check(engine: EngineRunner, holding: Holding, ask: GenerateAsk) -> None:
     if ask.tokens != holding.ask.tokens:
         raise InvalidArgument("not the tokens that were reserved", field="token_ids", fix="send what Reserve was sent")
+    if ask.gather_s > LONGEST_GATHER_S:
+        raise InvalidArgument("too long", field="gather_ms", fix=f"at most {1000 * LONGEST_GATHER_S:.0f}")
     if not 0 <= ask.emitted_tokens < len(ask.tokens):
         raise InvalidArgument("leaves no prompt", field="emitted_tokens", fix="count the generated tokens of token_ids")
     vocabulary = engine.engine.model.vocab_size

@@ -73,6 +73,7 @@ async def generate_ask(requests: AsyncIterator[pb.DecodeServiceGenerateRequest])
         sampling=sampling,
         receipt=wire.unpack_receipt(receipt),
         emitted_tokens=opening.emitted_tokens,
+        gather_s=opening.gather_ms / 1000,
     )
 
 

@@ -74,7 +74,7 @@ class Conductor:
             prompt = await self._prepare(job, recipes)
             narrator = Narrator(recipes, _parse_start(job, prompt))
             stack.callback(narrator.close)
-            lives = Lives(job, prompt, self._workers, self._cleaner, self._recovery(), self._observe)
+            lives = Lives(job, prompt, self._workers, self._cleaner, self._recovery(), self._observe, self._coalesce_s)
             stack.callback(lives.close)
             opening = await self._open(prompt, narrator, lives)
             first = await self._first(opening, narrator)

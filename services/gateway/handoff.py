@@ -53,14 +53,23 @@ class Handoff:
     """`start`, `receipt`, then `generate`; `close` at any time releases what is held.
 
     `attempt_id` is the request's name at the workers: a second attempt must not meet remains of the first.
-    `suspect` names the side that was being waited for: where an error came from.
+    `suspect` names the side that was being waited for: where an error came from. `gather_s`: seconds that decode
+    may leave between two messages of tokens.
     """
 
     def __init__(
-        self, job: Job, prompt: Prompt, passage: Passage, chosen: Chosen, cleaner: Cleaner, attempt_id: str
+        self,
+        job: Job,
+        prompt: Prompt,
+        passage: Passage,
+        chosen: Chosen,
+        cleaner: Cleaner,
+        attempt_id: str,
+        gather_s: float = 0.0,
     ) -> None:
         self._job, self._prompt, self._passage, self._id = job, prompt, passage, attempt_id
         self._chosen, self._prefill, self._decode, self._cleaner = chosen, chosen.prefill, chosen.decode, cleaner
+        self._gather_ms = round(1000 * gather_s)
         self._stream: PrefillStream | None = None
         self._reserving: asyncio.Task[decode_pb2.ReserveResponse] | None = None
         self._ticket: common_pb2.Ticket | None = None
@@ -207,7 +216,9 @@ class Handoff:
         return start
 
     def _generate_start(self) -> decode_pb2.DecodeServiceGenerateRequest:
-        start = decode_pb2.DecodeServiceGenerateRequest(ticket_id=self._held().id, request_id=self._id)
+        start = decode_pb2.DecodeServiceGenerateRequest(
+            ticket_id=self._held().id, request_id=self._id, gather_ms=self._gather_ms
+        )
         self._passage.pack(start)
         return start
 

@@ -33,9 +33,10 @@ class Lives:
         cleaner: Cleaner,
         recovery: Recovery,
         observe: Observe,
+        gather_s: float = 0.0,
     ) -> None:
         self._job, self._prompt, self._workers, self._cleaner = job, prompt, workers, cleaner
-        self._recovery, self._observe = recovery, observe
+        self._recovery, self._observe, self._gather_s = recovery, observe, gather_s
         self.passage = Passage(prompt)
         self._failed: set[str] = set()
         self._full: str = ""
@@ -55,7 +56,9 @@ class Lives:
         self.passage.to(chosen.replays)
         attempt_id = f"{self._job.request_id}.{self._number}" if self._number else self._job.request_id
         self._number += 1
-        handoff = self._handoff = Handoff(self._job, self._prompt, self.passage, chosen, self._cleaner, attempt_id)
+        handoff = self._handoff = Handoff(
+            self._job, self._prompt, self.passage, chosen, self._cleaner, attempt_id, self._gather_s
+        )
         self._held.callback(chosen.settle)
         self._held.callback(handoff.close)
         return handoff

@@ -34,7 +34,7 @@ class GatewaySettings(ServiceSettings, env_prefix="DEEPINFER_GATEWAY_"):
         20.0,
         ge=0,
         le=1000,
-        description="milliseconds in which tokens after the first are gathered; 0: send each at once",
+        description="milliseconds, about, between two portions of tokens after the first; 0: each leaves at once",
     )
     stale_s: float = Field(6.0, gt=0, description="seconds without a sign of a worker after which it gets no work")
     probe_s: float = Field(2.0, gt=0, description="seconds of a worker's silence after which it is asked for a sign")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fabric import failpoints
 from fabric.errors import ServiceError
 from services.gateway.handoff import Handoff
@@ -12,12 +14,21 @@ from services.gateway.tap import Batch, Tap
 _TOKENS = failpoints.declare("gateway.tokens")  # tokens after the first arrived, the client has not got them
 
 
+# A wait shorter than this share of the window would cost more than it gathers.
+_WORTH_IT = 0.5
+
+
 class Source:
-    """Begins with an open tap; when that breaks, other workers go on from the tokens that were given."""
+    """Begins with an open tap; when that breaks, other workers go on from the tokens that were given.
+
+    Portions follow each other by about `coalesce_s` at least. Decode was asked to send them so; what it sends faster is
+    gathered here.
+    """
 
     def __init__(self, lives: Lives, handoff: Handoff, ledger: Ledger, tap: Tap, coalesce_s: float) -> None:
         self._lives, self._handoff, self._ledger, self._tap = lives, handoff, ledger, tap
-        self._coalesce_s = coalesce_s
+        self._coalesce_s, self._clock = coalesce_s, asyncio.get_running_loop().time
+        self._taken_at = self._clock()
 
     async def take(self) -> Batch:
         """The next tokens, the finish or both.
@@ -26,7 +37,7 @@ class Source:
             ServiceError: nobody can go on, or nobody should.
         """
         if self._coalesce_s:
-            await self._tap.gather(self._coalesce_s)
+            await self._gather()
         try:
             batch = await self._tap.take()
         except ServiceError as error:
@@ -35,6 +46,13 @@ class Source:
         self._lives.passage.confirmed(batch.token_ids)
         await _TOKENS.reached()
         return batch
+
+    async def _gather(self) -> None:
+        await self._tap.arrived()
+        wait_s = self._taken_at + self._coalesce_s - self._clock()
+        if wait_s > _WORTH_IT * self._coalesce_s:
+            await self._tap.gather(wait_s)
+        self._taken_at = self._clock()
 
     def finished(self) -> None:
         """The finish was taken: decode holds nothing any more."""

@@ -64,6 +64,10 @@ class Tap:
         finish, self._finish = self._finish, None
         return Batch(first, tokens, logprobs, finish)
 
+    async def arrived(self) -> None:
+        """Returns when `take` has something to give or to raise."""
+        await self._ready.wait()
+
     async def gather(self, window_s: float) -> None:
         """Lets tokens come in for `window_s` seconds, or until the last one has."""
         with suppress(TimeoutError):

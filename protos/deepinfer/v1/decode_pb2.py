@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from protos.deepinfer.v1 import common_pb2 as deepinfer_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64\x65\x65pinfer/v1/decode.proto\x12\x0c\x64\x65\x65pinfer.v1\x1a\x19\x64\x65\x65pinfer/v1/common.proto\"\x1a\n\x18\x44\x65\x63odeServiceInfoRequest\"\xe7\x01\n\x19\x44\x65\x63odeServiceInfoResponse\x12&\n\x05model\x18\x01 \x01(\x0b\x32\x17.deepinfer.v1.ModelInfo\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x18\n\x10max_total_tokens\x18\x04 \x01(\r\x12\x15\n\rmax_sequences\x18\x05 \x01(\r\x12\x10\n\x08lease_ms\x18\x06 \x01(\r\x12\x15\n\rlanding_bytes\x18\x07 \x01(\x04\x12\x16\n\x0etransport_lane\x18\x08 \x01(\t\x12\x0f\n\x07kernels\x18\t \x01(\t\"\x1b\n\x19\x44\x65\x63odeServiceWatchRequest\"H\n\x1a\x44\x65\x63odeServiceWatchResponse\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x1a.deepinfer.v1.WorkerStatus\"\x93\x02\n\x0eReserveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x18\n\x10max_total_tokens\x18\x03 \x01(\r\x12\x0c\n\x04salt\x18\x04 \x01(\x0c\x12$\n\x06layout\x18\x05 \x01(\x0b\x32\x14.deepinfer.v1.Layout\x12\x16\n\x0emodel_revision\x18\x06 \x01(\t\x12\x11\n\tuse_cache\x18\x07 \x01(\x08\x12)\n\x06writer\x18\x08 \x01(\x0b\x32\x19.deepinfer.v1.Incarnation\x12\r\n\x05\x65poch\x18\t \x01(\x04\x12\'\n\x05scope\x18\n \x01(\x0b\x32\x18.deepinfer.v1.CacheScope\"7\n\x0fReserveResponse\x12$\n\x06ticket\x18\x01 \x01(\x0b\x32\x14.deepinfer.v1.Ticket\"\xc8\x01\n\x1c\x44\x65\x63odeServiceGenerateRequest\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.deepinfer.v1.SamplingParams\x12&\n\x07receipt\x18\x05 \x01(\x0b\x32\x15.deepinfer.v1.Receipt\x12\x16\n\x0e\x65mitted_tokens\x18\x06 \x01(\r\"\xb1\x01\n\x1d\x44\x65\x63odeServiceGenerateResponse\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.deepinfer.v1.TokenLogprob\x12/\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x1a.deepinfer.v1.DecodeFinishH\x00\x88\x01\x01\x42\t\n\x07_finish\"c\n\x0c\x44\x65\x63odeFinish\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.deepinfer.v1.FinishReason\x12\x0c\n\x04stop\x18\x02 \x01(\t\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"]\n\x0eReleaseRequest\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12)\n\x06writer\x18\x02 \x01(\x0e\x32\x19.deepinfer.v1.WriterState\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08*\x80\x01\n\x0bWriterState\x12\x1c\n\x18WRITER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WRITER_STATE_FINISHED\x10\x01\x12\x18\n\x14WRITER_STATE_UNKNOWN\x10\x02\x12\x1e\n\x1aWRITER_STATE_NEVER_STARTED\x10\x03\x32\xbf\x03\n\rDecodeService\x12W\n\x04Info\x12&.deepinfer.v1.DecodeServiceInfoRequest\x1a\'.deepinfer.v1.DecodeServiceInfoResponse\x12\\\n\x05Watch\x12\'.deepinfer.v1.DecodeServiceWatchRequest\x1a(.deepinfer.v1.DecodeServiceWatchResponse0\x01\x12\x46\n\x07Reserve\x12\x1c.deepinfer.v1.ReserveRequest\x1a\x1d.deepinfer.v1.ReserveResponse\x12g\n\x08Generate\x12*.deepinfer.v1.DecodeServiceGenerateRequest\x1a+.deepinfer.v1.DecodeServiceGenerateResponse(\x01\x30\x01\x12\x46\n\x07Release\x12\x1c.deepinfer.v1.ReleaseRequest\x1a\x1d.deepinfer.v1.ReleaseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64\x65\x65pinfer/v1/decode.proto\x12\x0c\x64\x65\x65pinfer.v1\x1a\x19\x64\x65\x65pinfer/v1/common.proto\"\x1a\n\x18\x44\x65\x63odeServiceInfoRequest\"\xe7\x01\n\x19\x44\x65\x63odeServiceInfoResponse\x12&\n\x05model\x18\x01 \x01(\x0b\x32\x17.deepinfer.v1.ModelInfo\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x18\n\x10max_total_tokens\x18\x04 \x01(\r\x12\x15\n\rmax_sequences\x18\x05 \x01(\r\x12\x10\n\x08lease_ms\x18\x06 \x01(\r\x12\x15\n\rlanding_bytes\x18\x07 \x01(\x04\x12\x16\n\x0etransport_lane\x18\x08 \x01(\t\x12\x0f\n\x07kernels\x18\t \x01(\t\"\x1b\n\x19\x44\x65\x63odeServiceWatchRequest\"H\n\x1a\x44\x65\x63odeServiceWatchResponse\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x1a.deepinfer.v1.WorkerStatus\"\x93\x02\n\x0eReserveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x18\n\x10max_total_tokens\x18\x03 \x01(\r\x12\x0c\n\x04salt\x18\x04 \x01(\x0c\x12$\n\x06layout\x18\x05 \x01(\x0b\x32\x14.deepinfer.v1.Layout\x12\x16\n\x0emodel_revision\x18\x06 \x01(\t\x12\x11\n\tuse_cache\x18\x07 \x01(\x08\x12)\n\x06writer\x18\x08 \x01(\x0b\x32\x19.deepinfer.v1.Incarnation\x12\r\n\x05\x65poch\x18\t \x01(\x04\x12\'\n\x05scope\x18\n \x01(\x0b\x32\x18.deepinfer.v1.CacheScope\"7\n\x0fReserveResponse\x12$\n\x06ticket\x18\x01 \x01(\x0b\x32\x14.deepinfer.v1.Ticket\"\xdb\x01\n\x1c\x44\x65\x63odeServiceGenerateRequest\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.deepinfer.v1.SamplingParams\x12&\n\x07receipt\x18\x05 \x01(\x0b\x32\x15.deepinfer.v1.Receipt\x12\x16\n\x0e\x65mitted_tokens\x18\x06 \x01(\r\x12\x11\n\tgather_ms\x18\x07 \x01(\r\"\xb1\x01\n\x1d\x44\x65\x63odeServiceGenerateResponse\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.deepinfer.v1.TokenLogprob\x12/\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x1a.deepinfer.v1.DecodeFinishH\x00\x88\x01\x01\x42\t\n\x07_finish\"c\n\x0c\x44\x65\x63odeFinish\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.deepinfer.v1.FinishReason\x12\x0c\n\x04stop\x18\x02 \x01(\t\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"]\n\x0eReleaseRequest\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12)\n\x06writer\x18\x02 \x01(\x0e\x32\x19.deepinfer.v1.WriterState\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08*\x80\x01\n\x0bWriterState\x12\x1c\n\x18WRITER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WRITER_STATE_FINISHED\x10\x01\x12\x18\n\x14WRITER_STATE_UNKNOWN\x10\x02\x12\x1e\n\x1aWRITER_STATE_NEVER_STARTED\x10\x03\x32\xbf\x03\n\rDecodeService\x12W\n\x04Info\x12&.deepinfer.v1.DecodeServiceInfoRequest\x1a\'.deepinfer.v1.DecodeServiceInfoResponse\x12\\\n\x05Watch\x12\'.deepinfer.v1.DecodeServiceWatchRequest\x1a(.deepinfer.v1.DecodeServiceWatchResponse0\x01\x12\x46\n\x07Reserve\x12\x1c.deepinfer.v1.ReserveRequest\x1a\x1d.deepinfer.v1.ReserveResponse\x12g\n\x08Generate\x12*.deepinfer.v1.DecodeServiceGenerateRequest\x1a+.deepinfer.v1.DecodeServiceGenerateResponse(\x01\x30\x01\x12\x46\n\x07Release\x12\x1c.deepinfer.v1.ReleaseRequest\x1a\x1d.deepinfer.v1.ReleaseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deepinfer.v1.decode_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WRITERSTATE']._serialized_start=1387
-  _globals['_WRITERSTATE']._serialized_end=1515
+  _globals['_WRITERSTATE']._serialized_start=1406
+  _globals['_WRITERSTATE']._serialized_end=1534
   _globals['_DECODESERVICEINFOREQUEST']._serialized_start=70
   _globals['_DECODESERVICEINFOREQUEST']._serialized_end=96
   _globals['_DECODESERVICEINFORESPONSE']._serialized_start=99
@@ -47,15 +47,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESERVERESPONSE']._serialized_start=713
   _globals['_RESERVERESPONSE']._serialized_end=768
   _globals['_DECODESERVICEGENERATEREQUEST']._serialized_start=771
-  _globals['_DECODESERVICEGENERATEREQUEST']._serialized_end=971
-  _globals['_DECODESERVICEGENERATERESPONSE']._serialized_start=974
-  _globals['_DECODESERVICEGENERATERESPONSE']._serialized_end=1151
-  _globals['_DECODEFINISH']._serialized_start=1153
-  _globals['_DECODEFINISH']._serialized_end=1252
-  _globals['_RELEASEREQUEST']._serialized_start=1254
-  _globals['_RELEASEREQUEST']._serialized_end=1347
-  _globals['_RELEASERESPONSE']._serialized_start=1349
-  _globals['_RELEASERESPONSE']._serialized_end=1384
-  _globals['_DECODESERVICE']._serialized_start=1518
-  _globals['_DECODESERVICE']._serialized_end=1965
+  _globals['_DECODESERVICEGENERATEREQUEST']._serialized_end=990
+  _globals['_DECODESERVICEGENERATERESPONSE']._serialized_start=993
+  _globals['_DECODESERVICEGENERATERESPONSE']._serialized_end=1170
+  _globals['_DECODEFINISH']._serialized_start=1172
+  _globals['_DECODEFINISH']._serialized_end=1271
+  _globals['_RELEASEREQUEST']._serialized_start=1273
+  _globals['_RELEASEREQUEST']._serialized_end=1366
+  _globals['_RELEASERESPONSE']._serialized_start=1368
+  _globals['_RELEASERESPONSE']._serialized_end=1403
+  _globals['_DECODESERVICE']._serialized_start=1537
+  _globals['_DECODESERVICE']._serialized_end=1984
 # @@protoc_insertion_point(module_scope)

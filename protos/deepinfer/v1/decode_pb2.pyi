@@ -86,20 +86,22 @@ class ReserveResponse(_message.Message):
     def __init__(self, ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ...) -> None: ...
 
 class DecodeServiceGenerateRequest(_message.Message):
-    __slots__ = ("ticket_id", "request_id", "token_ids", "sampling", "receipt", "emitted_tokens")
+    __slots__ = ("ticket_id", "request_id", "token_ids", "sampling", "receipt", "emitted_tokens", "gather_ms")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
     EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GATHER_MS_FIELD_NUMBER: _ClassVar[int]
     ticket_id: str
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _common_pb2.SamplingParams
     receipt: _common_pb2.Receipt
     emitted_tokens: int
-    def __init__(self, ticket_id: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., receipt: _Optional[_Union[_common_pb2.Receipt, _Mapping]] = ..., emitted_tokens: _Optional[int] = ...) -> None: ...
+    gather_ms: int
+    def __init__(self, ticket_id: _Optional[str] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., receipt: _Optional[_Union[_common_pb2.Receipt, _Mapping]] = ..., emitted_tokens: _Optional[int] = ..., gather_ms: _Optional[int] = ...) -> None: ...
 
 class DecodeServiceGenerateResponse(_message.Message):
     __slots__ = ("first_index", "token_ids", "logprobs", "finish")

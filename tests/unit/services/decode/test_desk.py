@@ -24,7 +24,7 @@ from engine.model import ModelInfo
 from engine.runner import EngineRunner
 from engine.sampling.params import SamplingParams, SamplingState
 from fabric.deaths import Deaths, Incarnation
-from fabric.errors import StaleTicket
+from fabric.errors import InvalidArgument, StaleTicket
 from fabric.kvlink import Notice
 from fabric.kvlink.credit import Run
 from fabric.kvlink.extents import Extents
@@ -79,9 +79,9 @@ class Bench:
         names = (holding.ticket_id, ask.request_id, EPOCH, model.revision, model.layout.fingerprint)
         return Receipt(*names, len(ask.tokens), extents, 3, SamplingState(1, 1))
 
-    async def generate(self, receipt: Receipt, emit: Callable[[Batch | End], object]) -> None:
+    async def generate(self, receipt: Receipt, emit: Callable[[Batch | End], object], gather_s: float = 0.0) -> None:
         sampling = SamplingParams(max_tokens=3, ignore_eos=True)
-        ask = GenerateAsk(receipt.ticket_id, receipt.request_id, PROMPT, sampling, receipt, 0)
+        ask = GenerateAsk(receipt.ticket_id, receipt.request_id, PROMPT, sampling, receipt, 0, gather_s)
 
         async def told(output: Batch | End) -> None:
             waits = emit(output)
@@ -127,6 +127,30 @@ async def test_an_attempt_that_was_released_neither_decodes_from_nor_frees_what_
         await bench.generate(bench.write(second), outputs.append)
         assert isinstance(outputs[-1], End)
         assert (await bench.runner.call(bench.engine.stats)).blocks_held == 0
+
+
+async def test_portions_that_are_too_far_apart_are_refused_before_anything_is_verified():
+    async with bench_of(fake_engine(num_blocks=16, num_slots=8)) as bench:
+        holding, told = await bench.reserve("r"), list[Batch | End]()
+        receipt = bench.write(holding)
+        with pytest.raises(InvalidArgument) as refused:
+            await bench.generate(receipt, told.append, gather_s=1.5)
+        assert refused.value.field == "gather_ms" and not told
+
+
+async def test_tokens_in_portions_are_the_same_tokens():
+    async with bench_of(fake_engine(num_blocks=16, num_slots=8)) as bench:
+        answers = []
+        for name, gather_s in (("each", 0.0), ("portions", 0.5)):
+            told = list[Batch | End]()
+            await bench.generate(bench.write(await bench.reserve(name)), told.append, gather_s)
+            batches = [output for output in told if isinstance(output, Batch)]
+            tokens = [token for batch in batches for token in batch.token_ids]
+            sizes = [len(batch.token_ids) for batch in batches]
+            assert [batch.first_index for batch in batches] == [0, *itertools.accumulate(sizes[:-1])]
+            assert isinstance(told[-1], End)
+            answers.append(tokens)
+        assert answers[0] == answers[1] and len(answers[0]) == 3
 
 
 @pytest.mark.parametrize("released", [False, True])

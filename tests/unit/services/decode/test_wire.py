@@ -32,9 +32,10 @@ async def saying(*messages: pb.DecodeServiceGenerateRequest) -> AsyncIterator[pb
 
 
 async def test_a_receipt_that_comes_later_asks_for_the_same_as_one_that_came_at_once() -> None:
-    at_once = await generate_ask(saying(opening(receipt=RECEIPT)))
-    later = await generate_ask(saying(opening(), pb.DecodeServiceGenerateRequest(receipt=RECEIPT)))
+    at_once = await generate_ask(saying(opening(receipt=RECEIPT, gather_ms=20)))
+    later = await generate_ask(saying(opening(gather_ms=20), pb.DecodeServiceGenerateRequest(receipt=RECEIPT)))
     assert at_once == later
+    assert later.gather_s == 0.02
     assert (later.tokens, later.emitted_tokens, later.receipt.epoch, later.receipt.first_token) == ((4, 5, 6), 1, 7, 9)
 
 

@@ -224,10 +224,11 @@ JOB = Job(
 )  # fmt: skip
 
 
-def conductor(stage: Stage, cleaner: Cleaner, burst: int = 100) -> Conductor:
+def conductor(stage: Stage, cleaner: Cleaner, burst: int = 100, coalesce_s: float = 0.0) -> Conductor:
     """One whose pauses are short and whose budget is `burst` retries."""
     bounds = Bounds(moves=3, waits=5)
-    return Conductor(stage, cleaner, Random(1), RetryBudget(0.0, 0.0, burst, lambda: 0.0), stage.heard, bounds)
+    budget = RetryBudget(0.0, 0.0, burst, lambda: 0.0)
+    return Conductor(stage, cleaner, Random(1), budget, stage.heard, bounds, coalesce_s)
 
 
 async def run(stage: Stage, job: Job = JOB, burst: int = 100) -> tuple[list[Update], ServiceError | None]:
@@ -294,6 +295,14 @@ async def test_a_decode_that_begins_with_another_token_is_not_believed(stage: St
     stage.generated = other.generated  # type: ignore[method-assign]
     updates, failure = await run(stage)
     assert updates == [] and isinstance(failure, Internal)
+
+
+async def test_decode_hears_in_what_portions_tokens_are_wanted(stage: Stage) -> None:
+    cleaner = Cleaner()
+    async with conductor(stage, cleaner, coalesce_s=0.02).answer(JOB) as stream:
+        assert tokens([update async for update in stream]) == stage.tokens
+    await cleaner.close()
+    assert stage.generates[0].sent[0].gather_ms == 20
 
 
 async def test_tokens_that_came_together_leave_together(stage: Stage) -> None:
