@@ -227,6 +227,12 @@ class EvictionOrder(Generic[K]):
         self._bound()
         return True
 
+    def promise_of(self, key: K, now: float) -> tuple[Owner, float] | None:
+        """Whose promise protects a record, and for how long after each use; None where none does."""
+        node = self._nodes.get(key)
+        promise = node.promise if node is not None else None
+        return (promise.owner, promise.keep_s) if promise is not None and promise.until_s > now else None
+
     def promised_bytes(self, now: float) -> int:
         """Bytes of all records that a promise still protects."""
         self._end_promises(now)

@@ -174,16 +174,20 @@ def _open_nvme(settings: KvStoreSettings) -> NvmeTier | None:
     files = SegmentFiles(settings.nvme_dir, settings.nvme_segment_mb * _MIB, settings.nvme_direct)
     queue = round(settings.nvme_queue_share * settings.memory_mb * _MIB)
     retention = Retention(settings.anchor_retention)
-    return NvmeTier(files, round(settings.nvme_gb * _GIB), time.time, queue, retention)
+    size = round(settings.nvme_gb * _GIB)
+    return NvmeTier(files, size, time.time, queue, retention, _budgets(settings, size))
+
+
+def _budgets(settings: KvStoreSettings, capacity_bytes: int) -> Budgets:
+    return Budgets(round(settings.owner_budget_share * capacity_bytes), round(settings.budget_share * capacity_bytes))
 
 
 def _open_tiers(settings: KvStoreSettings, nvme: NvmeTier | None, allocate: Callable[[int], Bytes]) -> Tiers:
     warm = WarmWindow(settings.warm_h * 3600) if nvme is not None else None
     memory = settings.memory_mb * _MIB
-    budgets = Budgets(round(settings.owner_budget_share * memory), round(settings.budget_share * memory))
     alignment = PAGE if nvme is not None and settings.nvme_direct else ALIGNMENT
     retention = Retention(settings.anchor_retention)
-    dram = DramTier(memory, time.monotonic, warm, budgets, retention, alignment, allocate)
+    dram = DramTier(memory, time.monotonic, warm, _budgets(settings, memory), retention, alignment, allocate)
     return Tiers(dram, nvme, time.time)
 
 
@@ -199,7 +203,7 @@ def _open_store(
     exported, tier, nvme = StoreMetrics(metrics), tiers.dram, tiers.nvme
     landings = LandingPool(link, settings.landing_mb * _MIB)
     limits = StoreLimits(settings.max_puts, settings.landing_mb * _MIB // 2, settings.push_timeout_s)
-    exported.watch(lambda: tier.used, lambda: len(tier))
+    exported.watch(lambda: tier.used, lambda: len(tier), lambda: tiers.allowance.taken)
     filling = Filling(settings.fill_mb_per_s * _MIB, time.monotonic)
     exported.watch_index(hints, announcer, filling)
     if nvme is not None:

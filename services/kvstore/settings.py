@@ -14,7 +14,7 @@ class KvStoreSettings(ServiceSettings, env_prefix="DEEPINFER_KVSTORE_"):
 
     memory_mb: int = Field(256, ge=1, description="MiB of records")
     budget_share: float = Field(
-        0.5, ge=0, le=0.9, description="share of memory_mb that retention classes may keep from leaving, softly"
+        0.5, ge=0, le=0.9, description="share of each tier that retention classes may keep from leaving, softly"
     )
     owner_budget_share: float = Field(
         0.125, ge=0, le=0.9, description="the same for one tenant in one class; what it used longest ago gives way"

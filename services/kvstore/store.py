@@ -195,8 +195,8 @@ class Store:
         return committed
 
     def retain(self, keys: Sequence[bytes], keep_s: float, budget_bytes: int, owner: Owner = NOBODY) -> tuple[int, int]:
-        """Softly protects records from eviction, within the budgets of the tier. Returns how many, and bytes."""
-        return self.tier.retain(keys, keep_s, budget_bytes, owner)
+        """Softly protects records from eviction, within the budgets of each tier. Returns how many, and bytes."""
+        return self.tiers.retain(keys, keep_s, budget_bytes, owner)
 
     def damaged(self, record: Record) -> None:
         """Counts and forgets a record of DRAM whose bytes are no longer as they were sealed."""

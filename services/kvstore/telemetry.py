@@ -26,8 +26,10 @@ class StoreMetrics:
         self._tier_bytes = metrics.gauge("kvstore_tier_bytes", "Bytes of records", "tier")
         self._rejected = metrics.counter("kvstore_rejected", "Offered records that did not match their digests")
 
-    def watch(self, used_bytes: Callable[[], int], records: Callable[[], int]) -> None:
+    def watch(self, used_bytes: Callable[[], int], records: Callable[[], int], reading: Callable[[], int]) -> None:
         """Exports the store's own counts."""
+        text = "Bytes of DRAM that reads keep in place until they are sent"
+        self._metrics.gauge("kvstore_reading_bytes", text).set_function(reading)
         self._tier_bytes.labels("dram").set_function(used_bytes)
         self._metrics.gauge("kvstore_records", "Records").set_function(records)
 

@@ -210,8 +210,12 @@ class DramTier:
             for offset in offsets:
                 self._unpin(offset)
 
-    def retain(self, keys: Iterable[bytes], keep_s: float, budget_bytes: int, owner: Owner) -> tuple[int, int]:
-        """Prefers others for eviction for `keep_s` after each use. Returns records and bytes retained.
+    def promise_of(self, record: RecordId) -> tuple[Owner, float] | None:
+        """Whose promise protects a record, and for how long after each use; None where none does."""
+        return self._order.promise_of(record, self._clock())
+
+    def retain(self, keys: Iterable[bytes], keep_s: float, budget_bytes: int, owner: Owner) -> dict[RecordId, int]:
+        """Prefers others for eviction for `keep_s` after each use. Returns the bytes of each record retained.
 
         `keys` of a prefix from its start. Those beyond `budget_bytes`, or the owner's whole budget, are left out; where
         budgets are full already, promises of records that were used longest ago end for these.
@@ -229,7 +233,7 @@ class DramTier:
             for record in reversed(chosen)
             if order.promise(record.id, owner, record.size, scaled(keep_s, record.id.kind is RecordKind.ANCHOR), now)
         ]
-        return len(kept), sum(record.size for record in kept)
+        return {record.id: record.size for record in kept}
 
     def _may_leave(self, record: RecordId) -> bool:
         if not self._is_movable(record):

@@ -10,6 +10,7 @@ from services.kvstore.allowance import Allowance
 from services.kvstore.nvme.format import Stored
 from services.kvstore.nvme.jobs import Wanted
 from services.kvstore.nvme.tier import NvmeTier
+from services.kvstore.policy.budget import Owner
 from services.kvstore.records import BlockName, Identity, Record, RecordId, RecordKind
 from services.kvstore.tier import DramTier, Held
 
@@ -28,6 +29,7 @@ class Tiers:
         self.allowance = Allowance(dram.capacity // _READ_SHARES)
         if nvme is not None:
             dram.lies_below = self._lies_below
+            nvme.promise_of = dram.promise_of
 
     def has(self, record: RecordId) -> bool:
         """Whether a record of this name is in any tier."""
@@ -100,6 +102,14 @@ class Tiers:
         self.dram.refresh(prefix, _SAME_USE_S)
         if self.nvme is not None:
             self.nvme.refresh(prefix, _SAME_USE_S)
+
+    def retain(self, keys: Sequence[bytes], keep_s: float, budget_bytes: int, owner: Owner) -> tuple[int, int]:
+        """Has others leave first, in every tier that has a record and within the budgets of each. Returns how many
+        records are retained in any, and their bytes."""
+        kept = self.dram.retain(keys, keep_s, budget_bytes, owner)
+        if self.nvme is not None:
+            kept = self.nvme.retain(keys, keep_s, budget_bytes, owner) | kept
+        return len(kept), sum(kept.values())
 
     def keep(self, record: Record) -> None:
         """Writes a record of DRAM behind, to the disk, unless it is there; until then its bytes stay.

@@ -17,7 +17,7 @@ from fabric.retention import RetentionClass
 from services.kvstore.eviction import EvictionOrder
 from services.kvstore.nvme.files import Place
 from services.kvstore.nvme.format import Stored
-from services.kvstore.policy.budget import Budgets
+from services.kvstore.policy.budget import Budgets, Owner
 from services.kvstore.policy.retention import BY_CLASS, Retention
 from services.kvstore.policy.traits import ALONE, Arrival
 from services.kvstore.records import RecordId, RecordKind, sample
@@ -43,7 +43,8 @@ class Entry:
 class SegmentIndex:
     """All times are unix seconds. What a record is worth is the tier's own to learn: it sees other uses than DRAM."""
 
-    def __init__(self, capacity_bytes: int, retention: Retention = BY_CLASS) -> None:
+    def __init__(self, capacity_bytes: int, retention: Retention = BY_CLASS, budgets: Budgets | None = None) -> None:
+        """budgets: of what may be promised; by default nothing."""
         self._retention = retention
         self.resize(capacity_bytes)
         self._entries: dict[RecordId, Entry] = {}
@@ -51,7 +52,7 @@ class SegmentIndex:
         self._sizes: dict[int, int] = {}
         self._wanted: dict[int, int] = {}  # bytes of each segment
         self._copies: dict[int, dict[Place, RecordId]] = defaultdict(dict)  # by segment; not what the index leads to
-        self._order: EvictionOrder[RecordId] = EvictionOrder(sample, Budgets(0, 0))
+        self._order: EvictionOrder[RecordId] = EvictionOrder(sample, budgets or Budgets(0, 0))
         self._unwanted: list[tuple[float, bytes, RecordId]] = []  # heap by when each expires
         self.used = 0  # bytes of all segments
         self.wanted = 0  # bytes of all records in the order
@@ -147,6 +148,13 @@ class SegmentIndex:
         for place in places:
             self._copies[place.segment].pop(place, None)
 
+    def promise(self, record: RecordId, owner: Owner, keep_s: float, now: float) -> bool:
+        """Prefers others for leaving for `keep_s` after each use, within the budgets; False for what is not wanted.
+        As all that is learned here, a restart forgets it."""
+        if record not in self._order:
+            return False
+        return self._order.promise(record, owner, self._entries[record].size, keep_s, now)
+
     def trim(self, now: float) -> None:
         """Lets go of what is worth least until the rest is within its budget, or of so much that others must run."""
         for _ in range(_TRIMMED):
@@ -185,11 +193,15 @@ class SegmentIndex:
 
     def survivors(self, segment: int, share: float, now: float) -> list[tuple[Place, float]]:
         """What of a segment is wanted, in the order it lies in, each with its last use: at most a share of its bytes,
-        what is worth most."""
+        what is promised first, then what is worth most."""
+
+        def rank(record: RecordId) -> tuple[bool, float, bytes]:
+            return self._order.promise_of(record, now) is None, -self._order.worth(record, now), record.key
+
         room = share * self._sizes[segment]
         wanted = [record for record in self._members.get(segment, ()) if record in self._order]
         kept: list[Entry] = []
-        for record in sorted(wanted, key=lambda record: (-self._order.worth(record, now), record.key)):
+        for record in sorted(wanted, key=rank):
             entry = self._entries[record]
             room -= entry.place.nbytes
             if room < 0:

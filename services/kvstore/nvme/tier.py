@@ -22,9 +22,10 @@ from services.kvstore.nvme.format import Stored
 from services.kvstore.nvme.index import Entry, SegmentIndex
 from services.kvstore.nvme.jobs import Wanted
 from services.kvstore.nvme.waiting import Waiting, WriteQueue
+from services.kvstore.policy.budget import Budgets, Owner
 from services.kvstore.policy.retention import BY_CLASS, Retention
 from services.kvstore.policy.traits import ALONE, Arrival
-from services.kvstore.records import RecordId
+from services.kvstore.records import RecordId, RecordKind
 from services.worker.together import settled
 
 _log = logs.get("nvme")
@@ -66,6 +67,7 @@ class NvmeTier:
         queue_bytes: most that waits to be written, or is being written: it cannot leave DRAM meanwhile. One record may
             always wait, whatever its size.
         retention: how long what nobody uses is kept.
+        budgets: of what may be promised; by default nothing.
     """
 
     def __init__(
@@ -75,10 +77,12 @@ class NvmeTier:
         now: Callable[[], float],
         queue_bytes: int,
         retention: Retention = BY_CLASS,
+        budgets: Budgets | None = None,
     ) -> None:
-        self._files, self._now = files, now
+        self._files, self._now, self._retention = files, now, retention
         self.capacity = capacity_bytes
-        self._index = SegmentIndex(capacity_bytes, retention)
+        self._budgets = budgets or Budgets(0, 0)
+        self._index = SegmentIndex(capacity_bytes, retention, self._budgets)
         self._queue = WriteQueue(queue_bytes)
         self._rests_until = float("-inf")
         self._changing = asyncio.Lock()  # the segments: they are written, emptied and erased by one at a time
@@ -86,6 +90,8 @@ class NvmeTier:
         self.counts = NvmeCounts()
         self.found: Callable[[list[RecordId]], None] = lambda records: None  # by recovery
         self.left: Callable[[list[RecordId]], None] = lambda records: None
+        # Asked of what was written: whose promise it has above, and for how long after each use.
+        self.promise_of: Callable[[RecordId], tuple[Owner, float] | None] = lambda record: None
 
     def __len__(self) -> int:
         return len(self._index)
@@ -133,6 +139,27 @@ class NvmeTier:
         now = self._now()
         entries = ((record, self._index.get(record)) for record in prefix)
         self.touch([record for record, entry in entries if entry is not None and now - entry.used_at >= older_s])
+
+    def retain(self, keys: Sequence[bytes], keep_s: float, budget_bytes: int, owner: Owner) -> dict[RecordId, int]:
+        """Has others leave first for `keep_s` after each use. Returns the bytes of each record retained.
+
+        `keys` of a prefix from its start. Those beyond `budget_bytes`, or the owner's whole budget, are left out, as is
+        what nothing wants any more.
+        """
+        chosen: dict[RecordId, int] = {}
+        left = min(budget_bytes, self._budgets.owner_bytes)
+        for record in (RecordId(kind, key) for key in keys for kind in RecordKind):
+            size = self.size_of(record)
+            if size is not None and size <= left:
+                chosen[record] = size
+                left -= size
+        now = self._now()
+        kept = {}
+        for record, size in reversed(chosen.items()):
+            kept_s = self._retention.scaled(keep_s, record.kind is RecordKind.ANCHOR)
+            if self._index.promise(record, owner, kept_s, now):
+                kept[record] = size
+        return kept
 
     def offer(self, stored: Stored, payload: Bytes, release: Callable[[], None], arrival: Arrival = ALONE) -> None:
         """Writes a record some time later, unless it is here or on its way. `payload` stays as it is until `release` is
@@ -258,6 +285,8 @@ class NvmeTier:
         for item, place in zip(new, done.places, strict=False):
             if done.synced:
                 self._index.add(item.stored, place, now, item.arrival)
+                if (promise := self.promise_of(item.stored.id)) is not None:
+                    self._index.promise(item.stored.id, *promise, now)
             else:
                 self._index.copied(item.stored.id, place)
         written = len(done.places) if done.synced else 0
