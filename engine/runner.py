@@ -294,7 +294,7 @@ class EngineRunner:
     def _turn(self) -> None:
         with self._wake:
             if not self._calls and not self._closing and (self.engine.blocked or not self.engine.has_work):
-                self._wake.wait(_IDLE_S if self.engine.has_work else _SLEEP_S)
+                self._wake.wait(_IDLE_S if self.engine.has_work else None)
             calls = [self._calls.popleft() for _ in range(len(self._calls))]
         for call in calls:
             self._answer(call)

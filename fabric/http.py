@@ -13,15 +13,22 @@ import uvicorn
 from fabric import lifecycle
 from fabric.errors import StartError
 
+_TICK_S = 1.0
 _FORCED_S = 2.0  # for a server that was told to drop everything, and again for its application
 
 
 class _Server(uvicorn.Server):
-    """Tells when it listens. Signals belong to the chassis."""
+    """Tells when it listens and is told when to leave: uvicorn itself looks ten times a second. Signals belong to the
+    chassis."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.listening = asyncio.Event()
+        self.listening, self._leaving = asyncio.Event(), asyncio.Event()
+
+    def leave(self) -> None:
+        """Takes no new connection; ends when the last response has."""
+        self.should_exit = True
+        self._leaving.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
@@ -29,6 +36,13 @@ class _Server(uvicorn.Server):
         except SystemExit as error:  # what uvicorn makes of an application that fails its lifespan
             raise StartError("the HTTP application did not start", field="http", fix="its log says why") from error
         self.listening.set()
+
+    async def main_loop(self) -> None:
+        """Keeps the headers' date."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._leaving.wait()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -70,7 +84,7 @@ class HttpFront:
         """Takes no new connection, lets running responses end within `grace_s` seconds, then cuts them."""
         if self._task is None:
             return
-        self._server.should_exit = True
+        self._server.leave()
         done, _ = await asyncio.wait([self._task], timeout=grace_s)
         if not done:
             self._server.force_exit = True

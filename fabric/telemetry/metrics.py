@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import platform
+import selectors
+import socket
+import threading
 from importlib import metadata
+from socketserver import ThreadingMixIn
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 from prometheus_client.process_collector import ProcessCollector
 
 from fabric.errors import StartError
@@ -45,13 +50,28 @@ class Metrics:
         self._build_info.labels(name, value).set(1)
 
 
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each request."""
+
+    daemon_threads = True
+    timeout = 0
+
+
+class _Silent(WSGIRequestHandler):
+    """Writes no access log."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
 class MetricsServer:
-    """`GET /metrics` of one registry on its own port and thread."""
+    """`GET /metrics` of one registry on its own port and thread, which sleeps until somebody asks."""
 
     def __init__(self, metrics: Metrics, host: str, port: int) -> None:
         """Raises StartError where the port is taken; port 0 takes a free one."""
         try:
-            self._server, self._thread = start_http_server(port, host, registry=metrics.registry)
+            app = make_wsgi_app(metrics.registry)
+            self._server = make_server(host, port, app, server_class=_Server, handler_class=_Silent)
         except OSError as error:
             raise StartError(
                 f"cannot serve metrics on {host}:{port}: {error.strerror}",
@@ -59,11 +79,21 @@ class MetricsServer:
                 fix="stop the process that holds the port, or use port 0",
             ) from error
         self.address = f"{host}:{self._server.server_port}"
+        self._ended, self._end = socket.socketpair()
+        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        """Safe to repeat."""
+        self._end.close()
         self._thread.join(timeout=2.0)
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as waiting, self._server, self._ended:
+            waiting.register(self._server, selectors.EVENT_READ)
+            waiting.register(self._ended, selectors.EVENT_READ)
+            while all(key.fileobj is self._server for key, _ in waiting.select()):
+                self._server.handle_request()
 
 
 def _version() -> str:
