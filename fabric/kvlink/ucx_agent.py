@@ -15,8 +15,8 @@ from fabric.kvlink.link import Notice
 from fabric.kvlink.plan import Copies
 from fabric.telemetry import logs
 
-# The Python wrapper passes 0, which spins: 5 CPU seconds in 5 s. At 200 ms an idle agent uses 0.02 % of a core, and since
-# arrivals wake the thread, 1 MiB still moves in 0.1 ms.
+# The Python wrapper passes 0, which spins: 5 CPU seconds in 5 s. At 200 ms an idle agent uses 0.02 % of a core, and
+# since arrivals wake the thread, 1 MiB still moves in 0.1 ms.
 PROGRESS_DELAY_US = 200_000
 _log = logs.get("kvlink")
 
