@@ -12,6 +12,7 @@ from engine.sampling.params import is_integer
 from engine.windows import WINDOW_STATES
 
 DTYPES = ("float32", "bfloat16")
+WEIGHTS = ("dequantized", "stored")
 _POSITIVE = ("memory_bytes", "block_tokens", "max_batch_tokens", "max_sequences", "max_waiting", "anchor_every_blocks")
 
 
@@ -32,6 +33,7 @@ class EngineConfig:
     batch_invariant: bool = False
     threads: int | None = None
     kernels: str = "auto"
+    weights: str = "dequantized"  # stored: FP8 and FP4 matrices stay as published, activations are cast for them
     graphs: bool = True  # decode as CUDA graphs, where the kernels can be captured
     device: str = "cpu"  # cpu, cuda or cuda:N: where weights and caches are
     model_name: str = ""  # empty: the directory's name
@@ -47,6 +49,8 @@ class EngineConfig:
                 _require_positive(field, getattr(self, field))
         if self.dtype not in DTYPES:
             raise InvalidParameter("dtype", f"{self.dtype!r} is not known", f"use one of {', '.join(DTYPES)}")
+        if self.weights not in WEIGHTS:
+            raise InvalidParameter("weights", f"{self.weights!r} is not known", f"use one of {', '.join(WEIGHTS)}")
         if self.window_state not in WINDOW_STATES:
             fix = f"use one of {', '.join(WINDOW_STATES)}"
             raise InvalidParameter("window_state", f"{self.window_state!r} is not known", fix)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -17,6 +19,7 @@ _MODULES = {
     "triton": "kernels.triton.engine.ops",
     "cuda": "kernels.cuda.engine.ops",
 }  # where a backend is not a package of its own name
+_KEEPERS = {"reference": "kernels.reference.scaled", "cuda": "kernels.cuda.engine.scaled"}  # of stored weights
 _HOPPER = 9
 _PREFERRED = ("cuda", "triton", "cpu", "reference")
 
@@ -34,12 +37,13 @@ def choose_name(name: str = "auto", device: str = "cpu") -> str:
     return name
 
 
-def choose(name: str = "auto", device: str = "cpu", batch_invariant: bool = False) -> Ops:
+def choose(name: str = "auto", device: str = "cpu", batch_invariant: bool = False, stored: bool = False) -> Ops:
     """The operators called `name` on `device` (cpu, cuda or cuda:N); the record's `name` and `device` say which.
 
     `auto` takes cuda on a Hopper GPU, triton on others and cpu elsewhere, where they run, else reference. Raises
     KernelError for an unknown name or device, a backend this machine cannot run, or one that is not batch invariant
-    although `batch_invariant` asks for it. Never falls back from an explicit choice.
+    although `batch_invariant` asks for it. Never falls back from an explicit choice. With `stored` the record keeps
+    weights as they are published; KernelError where a backend cannot.
     """
     taken = choose_name(name, device)
     ops: Ops = import_module(_MODULES.get(taken, f"kernels.{taken}")).OPS
@@ -47,7 +51,17 @@ def choose(name: str = "auto", device: str = "cpu", batch_invariant: bool = Fals
         raise KernelError(
             f"the {taken} kernels are not batch invariant", fix="choose kernels=cpu or batch_invariant=False"
         )
-    return ops if device == "cpu" else replace(ops, device=torch.device(device))
+    ops = ops if device == "cpu" else replace(ops, device=torch.device(device))
+    return replace(ops, keep=_keeping(taken)) if stored else ops
+
+
+def _keeping(taken: str) -> Callable[..., Any]:
+    """How the backend keeps stored weights."""
+    if taken not in _KEEPERS:
+        message = f"the {taken} kernels multiply with no weights in FP8 or FP4"
+        raise KernelError(message, fix="choose weights=dequantized, or kernels=cuda on a Hopper GPU")
+    keep: Callable[..., Any] = import_module(_KEEPERS[taken]).keep
+    return keep
 
 
 def _require_device(device: str) -> None:

@@ -193,9 +193,9 @@ class RouterSpec:
 class ExpertBank:
     """Routed experts and, last, the shared one: y = down(silu(min(gate x, limit)) * clamp(up x, -limit, limit))."""
 
-    gate: Weights  # [experts + 1, inner, hidden]
-    up: Weights  # [experts + 1, inner, hidden]
-    down: Weights  # [experts + 1, hidden, inner]
+    gate: Weights  # [experts + 1, inner, hidden]; all three (reference/scaled.py) where weights are kept as published
+    up: Weights | None  # [experts + 1, inner, hidden]; None there
+    down: Weights | None  # [experts + 1, hidden, inner]; None there
     experts: int
     inner: int
     limit: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -63,5 +63,8 @@ class Ops:
     attend_expanded: Callable[[Tensor, Tensor, Tensor, MlaSpec, range, Tensor | None, RopeTable], Tensor]
     route_groups: Callable[[Tensor, GroupRouterSpec], tuple[Tensor, Tensor]]
     mla_layer: Callable[[Tensor, MlaLayer, Ragged, Pages, RopeTable], Tensor]
+    # Fp8Weights or Fp4Weights (reference/gemm.py) and the order of their outputs -> storage this backend multiplies
+    # from; None: weights are to be dequantized and packed.
+    keep: Callable[[Any, Tensor | None], Weights] | None = None
     captures: bool = False  # whether a decode step of these waits for nothing, so that a CUDA graph can hold it
     device: torch.device = CPU  # where weights, caches and activations are

@@ -8,12 +8,13 @@ import torch
 
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.folder import Folder
-from engine.checkpoint.formats import FormatError, fp4_packed, fp8_blocks
+from engine.checkpoint.formats import FormatError, fp4_packed, fp8_blocks, scale_values
 from engine.checkpoint.progress import Meter, Progress
-from engine.checkpoint.scales import FLOATS, INTEGERS, PACKED, quantization, scale_name
+from engine.checkpoint.scales import FLOATS, INTEGERS, PACKED, block_scales, quantization, scale_name
 from engine.checkpoint.table import RowTable, scaled_table
 from engine.checkpoint.tensors import read, view
 from kernels.operands import CPU
+from kernels.reference.gemm import Fp4Weights, Fp8Weights
 
 __all__ = ["Progress", "Reader"]
 _BF16_HOLDS = frozenset({"BF16", *PACKED})  # FP4 times a power of two has two significant bits
@@ -68,6 +69,33 @@ class Reader:
         for i, weight in enumerate(then, len(names)):
             stacked[i] = weight
         return stacked
+
+    def block_kind(self, names: Sequence[str], *shape: int) -> type[Fp8Weights | Fp4Weights] | None:
+        """What `blocks` would give of weights of one shape [out, in]; None where they are in no format that products
+        are defined for (kernels/reference/gemm.py)."""
+        kinds = {self._fitting(name, shape) for name in names}
+        kind = kinds.pop() if len(kinds) == 1 else ""
+        if kind not in ("F8_E4M3", *PACKED):
+            return None
+        stored = [self._at(scale_name(name)) for name in names]
+        wanted = block_scales(kind in PACKED, self._block, shape, self._folder.stored(stored[0]))
+        if wanted is None or any(self._folder.shape(scale) != wanted for scale in stored):
+            return None
+        return Fp4Weights if kind in PACKED else Fp8Weights
+
+    def blocks(self, names: Sequence[str], *shape: int) -> Fp8Weights | Fp4Weights:
+        """Weights of one shape [out, in] that have a `block_kind`, as they are stored: [len(names), out, in]."""
+        kind = self.block_kind(names, *shape)
+        assert kind is not None  # noqa: S101  the caller has asked
+        codes: torch.Tensor | None = None
+        scales: list[torch.Tensor] = []
+        for number, name in enumerate(names):
+            one, scale = self._stored_blocks(name)
+            if codes is None:
+                codes = torch.empty(len(names), *one.shape, dtype=one.dtype, device=self._device)
+            codes[number] = one
+            scales.append(scale)
+        return kind(codes, torch.stack(scales).to(self._device))
 
     def integers(self, name: str, *shape: int, below: int) -> torch.Tensor:
         """An integer table as int64 of this shape with every value in 0 .. below - 1."""
@@ -143,6 +171,19 @@ class Reader:
             return fp8_blocks(weight, scale, self._block)
         except FormatError as error:
             raise self._error(scale_of, str(error), _AGAIN) from error
+
+    def _stored_blocks(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes and scales; scales of squares of 128 as fp32."""
+        scale_of = scale_name(name)
+        codes, scales = read(self._folder, self._take(name)), read(self._folder, self._take(scale_of))
+        try:
+            values = scale_values(scales)
+        except FormatError as error:
+            raise self._error(scale_of, str(error), _AGAIN) from error
+        if codes.dtype == torch.float8_e4m3fn and bool(codes.isnan().any()):
+            raise self._error(name, "holds NaN or infinity", _AGAIN)
+        squares = codes.dtype == torch.float8_e4m3fn and self._block == (128, 128)
+        return codes, values if squares else scales
 
     def _error(self, name: str, message: str, fix: str) -> CheckpointError:
         return CheckpointError(message, file=self._folder.file(self._stored[name]), item=self._stored[name], fix=fix)

@@ -79,3 +79,20 @@ def unit_of(weight: Entry, scale: Entry, block: tuple[int, int] | None) -> tuple
         found = f"scales {list(scale.shape)} do not fit blocks of {list(block)}"
         raise ValueError(f"{found}: {list(needed)} are needed")
     return block
+
+
+def block_scales(
+    packed: bool, block: tuple[int, int] | None, shape: tuple[int, ...], stored: str
+) -> tuple[int, int] | None:
+    """The shape of the scales of a matrix [out, in] in a format that products are defined for, where it is in one:
+    packed FP4, or FP8 in squares of 128, or of 32 with E8M0 scales. `stored`: the type of the scales."""
+    rows, columns = shape
+    exponents = stored in ("F8_E8M0", "U8")
+    if packed:
+        fits, unit = exponents and not rows % 64, (1, FP4_GROUP)
+    else:
+        fits, unit = block == (128, 128) or (block == (32, 32) and exponents), block or (1, 1)
+        fits = fits and not rows % 8
+    if not fits or columns % 128:
+        return None
+    return -(-rows // unit[0]), -(-columns // unit[1])

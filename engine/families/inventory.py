@@ -133,4 +133,4 @@ class _ByShape(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_NO_OPS = cast(Ops, SimpleNamespace(pack=lambda weights, rounds: weights))
+_NO_OPS = cast(Ops, SimpleNamespace(keep=None, pack=lambda weights, rounds: weights))

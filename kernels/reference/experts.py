@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 
 from kernels.operands import ExpertBank
+from kernels.reference import scaled
 from kernels.reference.linear import operand
 
 
 def experts(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, bank: ExpertBank) -> torch.Tensor:
     """x [rows, hidden], chosen and weights [rows, topk] -> sum of weight * expert(x), plus the shared expert."""
+    if isinstance(bank.gate, scaled.ScaledExperts):
+        return scaled.experts(x, chosen, weights, bank)
     out = _expert(x, bank, bank.experts)
     for e in range(bank.experts):
         row, choice = torch.nonzero(chosen == e, as_tuple=True)

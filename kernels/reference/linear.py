@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.reference import scaled
+
 
 @dataclass(frozen=True, slots=True)
 class Dense:
@@ -20,8 +22,10 @@ def pack(weight: torch.Tensor, rounds: bool) -> Dense:
     return Dense(weight.to(torch.bfloat16 if rounds else torch.float32).contiguous(), rounds)
 
 
-def linear(x: torch.Tensor, weight: Dense) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: Dense | scaled.Scaled) -> torch.Tensor:
     """x [rows, groups * in] times each group's matrix, group by group -> fp32 [rows, groups * out]."""
+    if isinstance(weight, scaled.Scaled):
+        return scaled.linear(x, weight)
     groups, _, inner = weight.matrix.shape
     parts = operand(x, weight).view(x.shape[0], groups, inner)
     return torch.einsum("rgi,goi->rgo", parts, weight.matrix.to(torch.float32)).flatten(1)

@@ -6,18 +6,22 @@ read, and what becomes of what they say. Caches are bf16, and so are queries on 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.cuda import dense_decode, sparse_prefill
-from kernels.cuda.engine import domain
+from kernels.cuda import dense_decode, gemm_stream, sparse_prefill
+from kernels.cuda.engine import domain, scaled
 from kernels.cuda.engine.attend import attend
 from kernels.cuda.engine.latent import attend_latent
 from kernels.cuda.spans import Split, Workspace
-from kernels.operands import AttentionSpec, MlaSpec, Selection
+from kernels.operands import AttentionSpec, ExpertBank, MlaSpec, Selection
 from kernels.reference import dense_decode as dense_definition
+from kernels.reference import scaled as definition
 from kernels.reference import sparse_prefill as named_definition
+from kernels.reference.gemm import Activations, Fp8Weights, check_operands, gemm, quantize_fp8, written
 from kernels.reference.linear import pack
 from kernels.testing.generator import fill_pages, generator, pages_of, ragged_of, ring_of, rope_of
 from kernels.testing.interpreter import require_interpreter
@@ -57,6 +61,35 @@ def check_window() -> None:
         _expect_close("window", attend(*operands), reference.OPS.attend(*operands))
 
 
+def check_scaled() -> None:
+    """A product of groups in another order, and experts: with few rows, and with so many that they lie in runs."""
+    draw = generator(10)
+    weights = quantize_fp8(_random(draw, 2, 24, 256))
+    x, order = _random(draw, 3, 512), torch.randperm(48, generator=draw)
+    expected = reference.OPS.linear(x, definition.keep(weights, order))
+    _expect_close("product", scaled.linear(x, scaled.keep(weights, order)), expected)
+    shapes = ((5, 256, 256), (5, 256, 128), (1, 256, 256), (1, 256, 128))
+    entering, leaving, *shared = (definition.keep(quantize_fp8(_random(draw, *shape))) for shape in shapes)
+    for routed, limit in (((entering, leaving), 1.5), ((entering, leaving), math.inf), (None, 2.0)):
+        kept, slots = definition.ScaledExperts(routed, (shared[0], shared[1])), 2 if routed else 0
+        bank = ExpertBank(kept, None, None, 5 if routed else 0, 128, limit)
+        for rows in (2, 7):
+            x, residual, shares = (_random(draw, rows, width) for width in (256, 256, slots))
+            chosen = torch.stack([torch.randperm(5, generator=draw)[:slots] for _ in range(rows)]).int()
+            expected = reference.OPS.experts(x, chosen, shares, bank)
+            _expect_close("experts", scaled.experts(x, chosen, shares, bank), expected)
+            _expect_close("experts", scaled.experts(x, chosen, shares, bank, residual), expected + residual)
+
+
+def _gemm(
+    activations: Activations, weights: Fp8Weights, counts: Tensor | None, experts: Tensor | None, output: Tensor,
+    _cut: object,
+) -> None:  # fmt: skip
+    check_operands(activations, weights, counts, experts, output)
+    valid = written(activations, counts, experts)
+    output[valid] = gemm(activations, weights, counts, experts)[valid].to(_BF16)
+
+
 def _dense(
     query: Tensor, cache: dense_definition.PagedLatents, scale: float, _split: Split, _room: Workspace, output: Tensor,
     lse: Tensor,
@@ -88,5 +121,6 @@ if __name__ == "__main__":
     require_interpreter()
     dense_decode.dense_decode, sparse_prefill.sparse_prefill = _dense, _named
     domain._LEAST_ROWS = domain._LEAST_BLOCKS = 1
-    for check in (check_latent, check_window):
+    gemm_stream.gemm_stream, scaled._FEW_ROWS = _gemm, 4
+    for check in (check_latent, check_window, check_scaled):
         check()

@@ -105,7 +105,8 @@ def _compiled_for(settings: WorkerSettings) -> str:
 
 def _open_engine(settings: WorkerSettings, allocate: Allocate) -> tuple[Engine, str]:
     try:
-        kernels = choose(settings.kernels, settings.device, settings.batch_invariant).name
+        stored = settings.weights == "stored"
+        kernels = choose(settings.kernels, settings.device, settings.batch_invariant, stored).name
         compiled = cache.folder_of(kernels)
         with cache.compiled_once(compiled, _compiled_for(settings), _log.info):
             engine = Engine.open(settings.engine_config(), allocate=allocate)

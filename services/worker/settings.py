@@ -24,6 +24,10 @@ class WorkerSettings(ServiceSettings):
         "auto", description="dtype of compute and KV; auto: float32 on the CPU, bfloat16 on a GPU"
     )
     kernels: Literal["auto", "reference", "cpu", "triton", "cuda"] = Field("auto", description="operator backend")
+    weights: Literal["dequantized", "stored"] = Field(
+        "dequantized",
+        description="stored: FP8 and FP4 matrices stay as published (kernels=cuda), half the memory or less",
+    )
     device: str = Field(
         "cpu",
         pattern=r"^(cpu|cuda(:\d+)?)$",
@@ -81,6 +85,7 @@ class WorkerSettings(ServiceSettings):
             threads=self.threads,
             kernels=self.kernels,
             device=self.device,
+            weights=self.weights,
             model_name=self.model_name,
             offers=OfferPolicy(
                 most=self.store_queue,

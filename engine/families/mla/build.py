@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from engine.checkpoint.reader import Reader
+from engine.families.kept import bank, matrices
 from engine.families.mla.config import MlaConfig
 from engine.families.mla.weights import Layer, MlaWeights, MtpBlock
 from kernels import Ops
 from kernels.operands import ExpertBank, GroupRouterSpec, IndexerSpec, IndexKeySpec, MlaSpec, Weights
 
+_NAMES = ("gate_proj", "up_proj", "down_proj")
 LATENT_EPS = 1e-6  # of the norms inside attention, whatever the config says of the others
 
 
@@ -39,6 +42,23 @@ def build(reader: Reader, config: MlaConfig, ops: Ops, dtype: torch.dtype, expan
     return weights
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A matrix of so many rows, and the order in which they are wanted; None: their own."""
+
+    name: str
+    rows: int
+    order: list[int] | None = None
+
+    @property
+    def rows_in_order(self) -> list[int]:
+        return self.order or list(range(self.rows))
+
+
+def _rows(parts: Sequence[_Part]) -> int:
+    return sum(part.rows for part in parts)
+
+
 class _Builder:
     """Reads and packs one part after another, so that only one layer is held unpacked."""
 
@@ -59,20 +79,19 @@ class _Builder:
     def layer(self, prefix: str, dense: bool) -> Layer:
         c, read, attn = self._config, self._reader.floats, f"{prefix}.self_attn"
         fused, query, query_norm = self._queries(attn)
-        column = sum(map(len, fused))
-        fused.append(read(f"{attn}.kv_a_proj_with_mqa.weight", c.latent_rank + c.rope, c.hidden))
+        column = _rows(fused)
+        fused.append(_Part(f"{attn}.kv_a_proj_with_mqa.weight", c.latent_rank + c.rope))
         index_key, indexer = self._indexer(f"{attn}.indexer", fused, query)
-        output = read(f"{attn}.o_proj.weight", c.hidden, c.heads * c.value)
         return Layer(
             attention_norm=read(f"{prefix}.input_layernorm.weight", c.hidden),
             mlp_norm=read(f"{prefix}.post_attention_layernorm.weight", c.hidden),
-            input=self.packed(*fused),
+            input=self._product(fused, c.hidden),
             query_norm=query_norm,
-            query=self.packed(*query) if query else None,
+            query=self._product(query, c.query_rank) if c.query_rank is not None else None,
             attention=self._attention(attn, column),
             index_key=index_key,
             indexer=indexer,
-            output=self.packed(output),
+            output=self._product([_Part(f"{attn}.o_proj.weight", c.hidden)], c.heads * c.value),
             router=None if dense else self._router(f"{prefix}.mlp.gate"),
             experts=self._dense(f"{prefix}.mlp") if dense else self._experts(f"{prefix}.mlp"),
         )
@@ -91,21 +110,36 @@ class _Builder:
             logits=self.logits(own_head) if self._reader.has(own_head) else logits,
         )
 
-    def _queries(self, attn: str) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
-        """What the fused input projection begins with, what the query latent is multiplied with, and its norm."""
-        c, read = self._config, self._reader.floats
-        outputs = c.heads * (c.nope + c.rope)
-        if c.query_rank is None:
-            return self._by_position(read(f"{attn}.q_proj.weight", outputs, c.hidden)), [], None
-        down = read(f"{attn}.q_a_proj.weight", c.query_rank, c.hidden)
-        up = self._by_position(read(f"{attn}.q_b_proj.weight", outputs, c.query_rank))
-        return [down], up, read(f"{attn}.q_a_layernorm.weight", c.query_rank)
+    def _product(self, parts: list[_Part], columns: int) -> Weights:
+        """Matrices of one input, one below the other, as one product; kept as they are stored, where that can be."""
+        order = None
+        if any(part.order for part in parts):
+            firsts = [_rows(parts[:number]) for number in range(len(parts))]
+            order = [first + row for first, part in zip(firsts, parts, strict=True) for row in part.rows_in_order]
+        stored = [(part.name, part.rows) for part in parts]
+        kept = matrices(self._reader, self._ops, stored, columns, order)
+        if kept is not None:
+            return kept
+        read = [self._reader.floats(part.name, part.rows, columns) for part in parts]
+        ordered = [
+            weight if part.order is None else weight[part.order] for part, weight in zip(parts, read, strict=True)
+        ]
+        return self.packed(*ordered)
 
-    def _by_position(self, weight: torch.Tensor) -> list[torch.Tensor]:
+    def _queries(self, attn: str) -> tuple[list[_Part], list[_Part], torch.Tensor | None]:
+        """What the fused input projection begins with, what the query latent is multiplied with, and its norm."""
+        c, outputs = self._config, self._config.heads * (self._config.nope + self._config.rope)
+        if c.query_rank is None:
+            return [_Part(f"{attn}.q_proj.weight", outputs, self._by_position())], [], None
+        up = _Part(f"{attn}.q_b_proj.weight", outputs, self._by_position())
+        norm = self._reader.floats(f"{attn}.q_a_layernorm.weight", c.query_rank)
+        return [_Part(f"{attn}.q_a_proj.weight", c.query_rank)], [up], norm
+
+    def _by_position(self) -> list[int]:
         """Rows head by head -> the heads' channels without position, then those with."""
         c = self._config
-        heads = weight.view(c.heads, c.nope + c.rope, -1)
-        return [heads[:, : c.nope].flatten(0, 1), heads[:, c.nope :].flatten(0, 1)]
+        rows = torch.arange(c.heads * (c.nope + c.rope)).view(c.heads, -1)
+        return [*rows[:, : c.nope].flatten().tolist(), *rows[:, c.nope :].flatten().tolist()]
 
     def _attention(self, attn: str, column: int) -> MlaSpec:
         c, read = self._config, self._reader.floats
@@ -127,18 +161,18 @@ class _Builder:
         )
 
     def _indexer(
-        self, prefix: str, fused: list[torch.Tensor], query: list[torch.Tensor]
+        self, prefix: str, fused: list[_Part], query: list[_Part]
     ) -> tuple[IndexKeySpec | None, IndexerSpec | None]:
         """Appends its projections to the fused input and to the queries."""
         c, read = self._config, self._reader.floats
         if c.index is None or c.query_rank is None:
             return None, None
         index, order = c.index, index_order(c.index.width, c.rope)
-        heads = read(f"{prefix}.wq_b.weight", index.heads * index.width, c.query_rank)
-        query_column, column = sum(map(len, query)), sum(map(len, fused))
-        query.append(heads.view(index.heads, index.width, -1)[:, order].flatten(0, 1))
-        fused.append(read(f"{prefix}.wk.weight", index.width, c.hidden)[order])
-        fused.append(read(f"{prefix}.weights_proj.weight", index.heads, c.hidden))
+        query_column, column = _rows(query), _rows(fused)
+        heads = [head * index.width + row for head in range(index.heads) for row in order]
+        query.append(_Part(f"{prefix}.wq_b.weight", index.heads * index.width, heads))
+        fused.append(_Part(f"{prefix}.wk.weight", index.width, order))
+        fused.append(_Part(f"{prefix}.weights_proj.weight", index.heads))
         norm, bias = (read(f"{prefix}.k_norm.{part}", index.width)[order] for part in ("weight", "bias"))
         key = IndexKeySpec(column, norm, bias, LATENT_EPS)
         return key, IndexerSpec(query_column, column + index.width, index.heads, index.width, index.topk)
@@ -162,7 +196,9 @@ class _Builder:
         )
 
     def _dense(self, prefix: str) -> ExpertBank:
-        return self._bank([prefix], self._config.dense_inner, ())
+        c = self._config
+        kept = bank(self._reader, self._ops, [], prefix, _NAMES, c.dense_inner, c.hidden, math.inf)
+        return kept or self._bank([prefix], c.dense_inner, ())
 
     def _experts(self, prefix: str) -> ExpertBank:
         """A shared expert n times as wide is n experts that every row takes: the last, and `always` before it."""
@@ -172,10 +208,15 @@ class _Builder:
             self._reader.floats,
             f"{prefix}.shared_experts",
         )
+        prefixes = [f"{prefix}.experts.{e}" for e in range(c.experts)]
+        if c.shared_experts == 1:
+            kept = bank(self._reader, self._ops, prefixes, shared, _NAMES, inner, c.hidden, math.inf)
+            if kept is not None:
+                return kept
         wide = inner * c.shared_experts
         gate, up = (read(f"{shared}.{name}_proj.weight", wide, c.hidden).split(inner) for name in ("gate", "up"))
         down = read(f"{shared}.down_proj.weight", c.hidden, wide).split(inner, 1)
-        return self._bank([f"{prefix}.experts.{e}" for e in range(c.experts)], inner, (gate, up, down))
+        return self._bank(prefixes, inner, (gate, up, down))
 
     def _bank(self, prefixes: list[str], inner: int, shared: tuple[Sequence[torch.Tensor], ...]) -> ExpertBank:
         """`shared`: the last experts' gate, up and down matrices."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.checkpoint.reader import Reader
+from engine.families.kept import bank, matrices
 from engine.families.v4.config import LayerKind, V4Config
 from kernels import Ops
 from kernels.operands import (
@@ -96,7 +97,7 @@ class _Builder:
             read(f"{attn}.wq_a.weight", c.query_rank, c.hidden),
             read(f"{attn}.wkv.weight", c.head_dim, c.hidden),
         ]
-        queries = [read(f"{attn}.wq_b.weight", c.heads * c.head_dim, c.query_rank)]
+        queries = [(f"{attn}.wq_b.weight", c.heads * c.head_dim)]
         compressor = index_compressor = indexer = None
         if kind is not LayerKind.SLIDING:
             overlap = kind is LayerKind.CSA
@@ -105,11 +106,9 @@ class _Builder:
             index = f"{attn}.indexer"
             index_compressor = self._compressor(f"{index}.compressor", c.csa_rate, c.index_dim, True, fused)
             fused.append(read(f"{index}.weights_proj.weight", c.index_heads, c.hidden))
-            queries.append(read(f"{index}.wq_b.weight", c.index_heads * c.index_dim, c.query_rank))
+            queries.append((f"{index}.wq_b.weight", c.index_heads * c.index_dim))
             at = sum(map(len, fused)) - c.index_heads
             indexer = IndexerSpec(c.heads * c.head_dim, at, c.index_heads, c.index_dim, c.index_topk)
-        group_inner = c.heads * c.head_dim // c.output_groups
-        down = read(f"{attn}.wo_a.weight", c.output_groups * c.output_rank, group_inner)
         return Layer(
             kind=kind,
             attention_site=self._site(f"{prefix}.hc_attn", f"{prefix}.attn_norm.weight"),
@@ -118,16 +117,31 @@ class _Builder:
             latent=LatentSpec(
                 read(f"{attn}.q_norm.weight", c.query_rank), read(f"{attn}.kv_norm.weight", c.head_dim), c.norm_eps
             ),
-            query=self.packed(*queries),
+            query=self._product(queries, c.query_rank),
             compressor=compressor,
             index_compressor=index_compressor,
             indexer=indexer,
             attention=AttentionSpec(c.heads, c.head_dim, c.window, read(f"{attn}.attn_sink", c.heads), c.norm_eps),
-            output_down=self._ops.pack(down.view(c.output_groups, c.output_rank, group_inner), self._rounds),
-            output_up=self.packed(read(f"{attn}.wo_b.weight", c.hidden, c.output_groups * c.output_rank)),
+            output_down=self._output_down(f"{attn}.wo_a.weight"),
+            output_up=self._product([(f"{attn}.wo_b.weight", c.hidden)], c.output_groups * c.output_rank),
             router=self._router(f"{prefix}.ffn.gate", hashed),
             experts=self._experts(f"{prefix}.ffn"),
         )
+
+    def _product(self, parts: list[tuple[str, int]], columns: int) -> Weights:
+        """Matrices (name, rows) of one input as one product; kept as they are stored, where that can be."""
+        kept = matrices(self._reader, self._ops, parts, columns)
+        return kept or self.packed(*(self._reader.floats(name, rows, columns) for name, rows in parts))
+
+    def _output_down(self, name: str) -> Weights:
+        """One matrix per output group."""
+        c, rows = self._config, self._config.output_groups * self._config.output_rank
+        inner = c.heads * c.head_dim // c.output_groups
+        kept = matrices(self._reader, self._ops, [(name, rows)], inner, groups=c.output_groups)
+        if kept is not None:
+            return kept
+        down = self._reader.floats(name, rows, inner)
+        return self._ops.pack(down.view(c.output_groups, c.output_rank, inner), self._rounds)
 
     def head(self, prefix: str, norm: str) -> HyperHead:
         c, read = self._config, self._reader.floats
@@ -188,7 +202,13 @@ class _Builder:
 
     def _experts(self, prefix: str) -> ExpertBank:
         c = self._config
-        names = [f"{prefix}.experts.{e}" for e in range(c.experts)] + [f"{prefix}.shared_experts"]
+        routed, shared = [f"{prefix}.experts.{e}" for e in range(c.experts)], f"{prefix}.shared_experts"
+        kept = bank(
+            self._reader, self._ops, routed, shared, ("w1", "w3", "w2"), c.expert_inner, c.hidden, c.swiglu_limit
+        )
+        if kept is not None:
+            return kept
+        names = [*routed, shared]
 
         def stacked(part: str, *shape: int) -> Weights:
             matrices = self._reader.stack([f"{name}.{part}.weight" for name in names], *shape)

@@ -8,6 +8,7 @@ import torch
 
 from engine.checkpoint.reader import Reader
 from engine.checkpoint.table import RowTable
+from engine.families.kept import bank, matrices
 from engine.families.v41.config import EngramConfig, V41Config
 from engine.families.v41.schedule import Role
 from kernels import Ops
@@ -100,6 +101,11 @@ class _Builder:
         """Matrices [out, in] of one input, one below the other, as one product."""
         return self._ops.pack(torch.cat(weights)[None], self._rounds)
 
+    def _product(self, name: str, rows: int, columns: int) -> Weights:
+        """One matrix, kept as it is stored where that can be."""
+        kept = matrices(self._reader, self._ops, [(name, rows)], columns)
+        return kept or self.packed(self._reader.floats(name, rows, columns))
+
     def layer(self, index: int, role: Role) -> Layer:
         c, read, prefix = self._config, self._reader.floats, f"layers.{index}"
         attn, engram = f"{prefix}.attn", c.engram
@@ -120,12 +126,12 @@ class _Builder:
             mlp_site=self._site(f"{prefix}.hc_ffn", f"{prefix}.ffn_norm.weight"),
             input=self.packed(*fused),
             latent=latent,
-            query=self.packed(read(f"{attn}.wq_b.weight", c.heads * c.head_dim, c.query_rank)),
+            query=self._product(f"{attn}.wq_b.weight", c.heads * c.head_dim, c.query_rank),
             source=source,
             chooser=chooser,
             attention=AttentionSpec(c.heads, c.head_dim, c.window, read(f"{attn}.attn_sink", c.heads), None),
             output_down=self._output_down(f"{attn}.wo_a.weight"),
-            output_up=self.packed(read(f"{attn}.wo_b.weight", c.hidden, c.output_groups * c.output_rank)),
+            output_up=self._product(f"{attn}.wo_b.weight", c.hidden, c.output_groups * c.output_rank),
             router=router,
             image_router=image_router,
             experts=self._experts(f"{prefix}.ffn"),
@@ -150,7 +156,7 @@ class _Builder:
         fused.append(read(f"{prefix}.weights_proj.weight", c.index_heads, c.hidden))
         proposed = c.candidate_blocks if role.proposes else 0
         return ChooserWeights(
-            query=self.packed(read(f"{prefix}.wq_b.weight", c.index_heads * c.index_dim, c.query_rank)),
+            query=self._product(f"{prefix}.wq_b.weight", c.index_heads * c.index_dim, c.query_rank),
             weight_column=column,
             choice=ChoiceSpec(c.index_heads, c.index_dim, c.index_topk, proposed, c.candidate_block_entries),
         )
@@ -188,7 +194,11 @@ class _Builder:
     def _output_down(self, name: str) -> Weights:
         c = self._config
         inner = c.heads * c.head_dim // c.output_groups
-        down = self._reader.floats(name, c.output_groups * c.output_rank, inner)
+        rows = c.output_groups * c.output_rank
+        kept = matrices(self._reader, self._ops, [(name, rows)], inner, groups=c.output_groups)
+        if kept is not None:
+            return kept
+        down = self._reader.floats(name, rows, inner)
         return self._ops.pack(down.view(c.output_groups, c.output_rank, inner), self._rounds)
 
     def _routers(self, prefix: str) -> tuple[RouterSpec, RouterSpec]:
@@ -201,7 +211,13 @@ class _Builder:
 
     def _experts(self, prefix: str) -> ExpertBank:
         c = self._config
-        names = [f"{prefix}.experts.{e}" for e in range(c.experts)] + [f"{prefix}.shared_experts"]
+        routed, shared = [f"{prefix}.experts.{e}" for e in range(c.experts)], f"{prefix}.shared_experts"
+        kept = bank(
+            self._reader, self._ops, routed, shared, ("w1", "w3", "w2"), c.expert_inner, c.hidden, c.swiglu_limit
+        )
+        if kept is not None:
+            return kept
+        names = [*routed, shared]
 
         def stacked(part: str, *shape: int) -> Weights:
             matrices = self._reader.stack([f"{name}.{part}.weight" for name in names], *shape)

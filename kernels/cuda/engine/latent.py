@@ -17,10 +17,8 @@ from kernels.cuda.engine import domain, named
 from kernels.cuda.spans import Split, fast_split, workspace_for
 from kernels.operands import MlaSpec, Pages, Ragged, RopeTable, Selection
 from kernels.reference.dense_decode import VALUE_WIDTH, WIDTH, PagedLatents
-from kernels.reference.linear import Dense
 from kernels.staging import staged
 from kernels.triton.engine import latent as by_triton
-from kernels.triton.engine.linear import linear
 
 _LEAST_SPAN, _USUAL_KEYS = 512, 8192  # of a split: its shortest span, and the context it suits best
 
@@ -73,11 +71,6 @@ def attend_all(query: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages) -> Te
 def split_of(sequences: int, rows: int, device: torch.device) -> Split:
     """The split for so many sequences of so many rows (tokens * heads) each, whatever their contexts."""
     return Split(_LEAST_SPAN, fast_split(sequences, rows, _USUAL_KEYS, _processors(device)).most)
-
-
-def leave(mixed: Tensor, output: Dense) -> Tensor:
-    """Mixtures bf16 [rows, heads, 512] taken to the heads' values: fp32 [rows, heads * value]."""
-    return linear(mixed.flatten(1), output)
 
 
 def alike(ragged: Ragged) -> Iterator[tuple[range, range]]:

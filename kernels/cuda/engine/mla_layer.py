@@ -1,38 +1,62 @@
-"""One whole layer of latent attention and experts on Hopper, where its attention is dense decode's."""
+"""One whole layer of latent attention and experts on Hopper: where its attention is dense decode's, or its weights are
+kept as they are published."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from kernels.cuda.engine import domain
+from kernels.cuda.engine import domain, scaled
 from kernels.cuda.engine.choice import choose_in_groups
-from kernels.cuda.engine.latent import attend_all, leave, rotated
-from kernels.operands import MlaLayer, Pages, Ragged, RopeTable
-from kernels.triton.engine import mla_layer as by_triton
+from kernels.cuda.engine.latent import attend_all, rotated
+from kernels.operands import MlaLayer, MlaSpec, Pages, Ragged, RopeTable, Weights
+from kernels.reference.scaled import Scaled, ScaledExperts
+from kernels.triton.engine import latent as by_triton
+from kernels.triton.engine import mla_layer as whole_by_triton
 from kernels.triton.engine.experts import expert_rows
-from kernels.triton.engine.latent import store_latent
-from kernels.triton.engine.linear import FEW_ROWS, linear
+from kernels.triton.engine.linear import FEW_ROWS
+from kernels.triton.engine.linear import linear as dense_linear
 from kernels.triton.engine.rows import norm
 
 
 def mla_layer(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
     """As reference.mla_layer.mla_layer."""
+    if not _is_kept(layer) and (len(x) <= FEW_ROWS or not domain.attends_densely(layer.attention, pages, len(x))):
+        return whole_by_triton.mla_layer(x, layer, ragged, pages, rope)
     spec, eps, router = layer.attention, layer.norm_eps, layer.router
-    if len(x) <= FEW_ROWS or not domain.attends_densely(spec, pages, len(x)):
-        return by_triton.mla_layer(x, layer, ragged, pages, rope)
     projected = linear(norm(x, layer.attention_norm, eps), layer.input)
-    store_latent(projected, spec, ragged, pages, rope)
+    by_triton.store_latent(projected, spec, ragged, pages, rope)
     queries = projected
     if layer.query is not None and layer.query_norm is not None:
         rank = layer.query_norm.shape[0]
         queries = linear(norm(projected[:, :rank], layer.query_norm, spec.norm_eps), layer.query)
-    still, end = spec.heads * spec.nope, spec.heads * (spec.nope + spec.rope)
-    query = rotated(linear(queries[:, :still], spec.absorb), queries[:, still:end], spec, ragged, rope)
-    x = x + linear(leave(attend_all(query, spec, ragged, pages), spec.output), layer.output)
+    x = x + linear(_attended(queries, spec, ragged, pages, rope), layer.output)
     normed = norm(x, layer.mlp_norm, eps)
     if router is None:
         chosen, weights = x.new_empty(len(x), 0, dtype=torch.int32), x.new_empty(len(x), 0)
     else:
         chosen, weights = choose_in_groups(linear(normed, router.gate), router)
+    if isinstance(layer.experts.gate, ScaledExperts):
+        return scaled.experts(normed, chosen, weights, layer.experts, x)
     return expert_rows(normed, chosen, weights, layer.experts, None, 0.0, x)
+
+
+def linear(x: Tensor, weight: Weights) -> Tensor:
+    """As reference.linear.linear."""
+    return scaled.linear(x, weight) if isinstance(weight, Scaled) else dense_linear(x, weight)
+
+
+def _is_kept(layer: MlaLayer) -> bool:
+    weights = (layer.input, layer.query, layer.output, layer.experts.gate)
+    return any(isinstance(weight, Scaled | ScaledExperts) for weight in weights)
+
+
+def _attended(queries: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
+    """The heads' values [rows, heads * value], of queries [rows, >= heads * (nope + rope)]."""
+    still, end = spec.heads * spec.nope, spec.heads * (spec.nope + spec.rope)
+    absorbed, turning = dense_linear(queries[:, :still].contiguous(), spec.absorb), queries[:, still:end]
+    if domain.attends_densely(spec, pages, len(queries)):
+        mixed = attend_all(rotated(absorbed, turning, spec, ragged, rope), spec, ragged, pages).flatten(1)
+        few = len(queries) <= FEW_ROWS  # whose product takes fp32
+        return dense_linear(mixed.to(torch.float32) if few else mixed, spec.output)
+    return dense_linear(by_triton.attend_latent(absorbed, turning, spec, ragged, pages, None, rope), spec.output)

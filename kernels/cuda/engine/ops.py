@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import Tensor
+
+from kernels.cuda.engine import scaled
 from kernels.cuda.engine.attend import attend
 from kernels.cuda.engine.choice import index_topk, route, route_groups
 from kernels.cuda.engine.latent import attend_latent
-from kernels.cuda.engine.mla_layer import mla_layer
+from kernels.cuda.engine.mla_layer import linear, mla_layer
+from kernels.operands import ExpertBank
+from kernels.reference.scaled import ScaledExperts
 from kernels.triton.engine.ops import OPS as TRITON
+
+
+def experts(x: Tensor, chosen: Tensor, weights: Tensor, bank: ExpertBank) -> Tensor:
+    """As reference.experts.experts."""
+    of = scaled if isinstance(bank.gate, ScaledExperts) else TRITON
+    return of.experts(x, chosen, weights, bank)
+
 
 OPS = replace(
     TRITON,
     name="cuda",
+    linear=linear,
+    experts=experts,
     index_topk=index_topk,
     attend=attend,
     route=route,
