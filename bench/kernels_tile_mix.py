@@ -73,14 +73,13 @@ def _pre(rows: int, hidden: int, normed: bool) -> Prepared:
     collapsed = torch.empty(rows, hidden, dtype=torch.bfloat16, device=CUDA)
     made = (torch.empty(rows, 4, device=CUDA), torch.empty(rows, 4, device=CUDA), torch.empty(rows, 4, 4, device=CUDA))
     run = lambda: mhc_mix.pre(x, z, squares, site, norm, collapsed, *made)  # noqa: E731
-    return run, lambda: mhc.check_mix(CUDA, min(rows, 1000), hidden, parts)
+    return run, lambda: mhc.check_pre(CUDA, min(rows, 1000), hidden, parts)
 
 
 def _post(rows: int, hidden: int) -> Prepared:
     x, block = (torch.randn(rows, *shape, device=CUDA).to(torch.bfloat16) for shape in ((4, hidden), (hidden,)))
     weights, comb, out = torch.rand(rows, 4, device=CUDA), torch.rand(rows, 4, 4, device=CUDA), torch.empty_like(x)
-    parts = parts_of(4 * hidden)
-    return lambda: mhc_mix.post(x, block, weights, comb, out), lambda: mhc.check_mix(CUDA, 200, hidden, parts)
+    return lambda: mhc_mix.post(x, block, weights, comb, out), lambda: mhc.check_post(CUDA, 200, hidden)
 
 
 def _sinkhorn() -> Prepared:

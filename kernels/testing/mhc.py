@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import torch
 from torch import Tensor
 
@@ -32,10 +34,9 @@ def make_streams(rows: int, hidden: int, device: torch.device, seed: int) -> Ten
     return x.to(torch.bfloat16)
 
 
-def check_project(device: torch.device, rows: int, width: int) -> None:
-    """The projection, twice, into poisoned memory; AssertionError where it differs."""
-    from kernels.triton import mhc_project as kernel
-
+def check_project(device: torch.device, rows: int, width: int, by: str = "triton.mhc_project") -> None:
+    """The projection, twice, into poisoned memory; AssertionError where it differs. `by`: what of kernels does it."""
+    kernel = import_module(f"kernels.{by}")
     site = make_site(width // STREAMS, device, width)
     x = make_streams(rows, width // STREAMS, device, rows).flatten(1)
     parts = definition.parts_of(width)
@@ -53,11 +54,9 @@ def check_project(device: torch.device, rows: int, width: int) -> None:
     hold(torch.equal(alone[:, 0], z[:, 1]), "a row's bits alone and in the batch")
 
 
-def check_mix(device: torch.device, rows: int, hidden: int, parts: int) -> None:
-    """Pre with and without a norm and weights of another site, post and post in place; AssertionError where one
-    differs."""
-    from kernels.triton import mhc_mix as kernel
-
+def check_pre(device: torch.device, rows: int, hidden: int, parts: int, by: str = "triton.mhc_mix") -> None:
+    """Pre with and without a norm and weights of another site; AssertionError where one differs."""
+    kernel = import_module(f"kernels.{by}")
     site, width = make_site(hidden, device, 2), STREAMS * hidden
     x = make_streams(rows, hidden, device, hidden)
     draw = torch.Generator(device).manual_seed(1)
@@ -72,14 +71,23 @@ def check_mix(device: torch.device, rows: int, hidden: int, parts: int) -> None:
         kernel.pre(x, z, squares, site, norm, collapsed, *found, others)
         for name, one, wanted in zip(("pre", "post", "comb"), found, expected, strict=True):
             hold(bool(((one - wanted).abs() <= COEFFICIENT).all()), name)
-        by = expected[0] if others is None else others
-        near(collapsed, definition.collapse(x, by, norm, site.norm_eps), "collapsed")
+        by_weights = expected[0] if others is None else others
+        near(collapsed, definition.collapse(x, by_weights, norm, site.norm_eps), "collapsed")
+
+
+def check_post(device: torch.device, rows: int, hidden: int) -> None:
+    """Post and post in place; AssertionError where one differs."""
+    from kernels.triton import mhc_mix as kernel
+
+    x, draw = make_streams(rows, hidden, device, hidden), torch.Generator(device).manual_seed(1)
+    weights = torch.rand(rows, STREAMS, generator=draw, device=device) * 2
+    comb = torch.rand(rows, STREAMS, STREAMS, generator=draw, device=device)
     block = torch.randn(rows, hidden, generator=draw, device=device).to(torch.bfloat16)
     out = poisoned(tuple(x.shape), torch.bfloat16, device)
-    kernel.post(x, block, found[1], found[2], out)
-    near(out, definition.post(x, block, found[1], found[2]), "post")
+    kernel.post(x, block, weights, comb, out)
+    near(out, definition.post(x, block, weights, comb), "post")
     aliased = x.clone()
-    kernel.post(aliased, block, found[1], found[2], aliased)
+    kernel.post(aliased, block, weights, comb, aliased)
     hold(torch.equal(aliased, out), "post in place")
 
 
@@ -103,6 +111,7 @@ if __name__ == "__main__":
     require_interpreter()
     cpu = torch.device("cpu")
     check_project(cpu, 5, 1024)
-    check_mix(cpu, 35, 256, 7)
+    check_pre(cpu, 35, 256, 7)
+    check_post(cpu, 35, 256)
     check_sinkhorn(cpu, 37)
     print("the kernels equal the reference")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -96,16 +97,19 @@ def hold(holds: bool, case: str) -> None:
         raise AssertionError(f"the kernels differ from their definition: {case}")
 
 
-def check_casts(device: torch.device, rows: int, widths: tuple[int, ...], names: Iterable[str] = SPECS) -> None:
-    """Casts equal their definition bit for bit, where groups are finite; AssertionError otherwise."""
-    from kernels.triton import cast
-
+def check_casts(
+    device: torch.device, rows: int, widths: tuple[int, ...], names: Iterable[str] = SPECS, by: str = "triton.cast",
+    wide: bool = True,
+) -> None:  # fmt: skip
+    """Casts equal their definition bit for bit, where groups are finite; AssertionError otherwise. Of fp32 where a scale
+    is, if `wide`. `by`: the implementation, within kernels."""
+    cast = import_module(f"kernels.{by}")
     for name in names:
         spec = SPECS[name]
         for width in widths:
             for hostile in (False, True):
                 x = make_rows(rows, width, device, width, hostile)
-                given = x if spec.scale is not Scale.FP32 else x.float()
+                given = x.float() if wide and spec.scale is Scale.FP32 else x
                 found = _twice(partial(cast.cast_rows, given, spec), spec, rows, width, device)
                 _equal(found, definition.cast_rows(given, spec), spec, f"{name}, width {width}, hostile {hostile}")
 
@@ -125,10 +129,11 @@ def check_block_casts(device: torch.device, rows: int, width: int) -> None:
         hold(torch.equal(codes.view(torch.uint8), expected[0].view(torch.uint8)), f"codes of blocks of {size}")
 
 
-def check_swiglu(device: torch.device, rows: int, inner: int, names: Iterable[str] = SPECS) -> None:
+def check_swiglu(
+    device: torch.device, rows: int, inner: int, names: Iterable[str] = SPECS, by: str = "triton.swiglu"
+) -> None:
     """SwiGLU with and without clamp and weights, every kind of cast."""
-    from kernels.triton.swiglu import swiglu_cast
-
+    swiglu_cast = import_module(f"kernels.{by}").swiglu_cast
     weights = torch.rand(rows, generator=torch.Generator(device).manual_seed(5), device=device)
     for spec in (SPECS[name] for name in names):
         for limit, given in ((None, None), (1.5, weights), (10.0, None)):
@@ -141,27 +146,30 @@ def check_swiglu(device: torch.device, rows: int, inner: int, names: Iterable[st
                 assert_cast(codes, scales, spec, swiglu(x.double(), limit, None if given is None else given.double()))
 
 
-def check_norms(device: torch.device, rows: int, widths: tuple[int, ...], names: Iterable[str] = SPECS) -> None:
-    """Norms plain, cast, and behind an addition, by a program for each row and by few in turns."""
-    from kernels.triton import rms_norm as kernel
-
+def check_norms(
+    device: torch.device, rows: int, widths: tuple[int, ...], names: Iterable[str] = SPECS, by: str = "triton.rms_norm"
+) -> None:
+    """Norms plain, cast, and behind an addition; of Triton's by a program for each row and by few in turns."""
+    kernel = import_module(f"kernels.{by}")
+    ways = (None, kernel.Turns(4, 2), kernel.Turns(8, 3, 3)) if hasattr(kernel, "Turns") else (None,)
     for width in widths:
         x, residual = (make_rows(rows, width, device, seed) for seed in (1, 2))
         x[0] = 0
         x[-1] *= 1e4
         weight = torch.randn(width, generator=torch.Generator(device).manual_seed(3), device=device)
-        for turns in (None, kernel.Turns(4, 2), kernel.Turns(8, 3, 3)):
+        for turns in ways:
+            given_turns = {} if turns is None else {"turns": turns}
             for given in (weight, weight.to(torch.bfloat16)):
                 out = poisoned((rows, width), torch.bfloat16, device)
-                kernel.rms_norm(x, given, EPS, out, turns)
+                kernel.rms_norm(x, given, EPS, out, **given_turns)
                 near(out, norms.rms_norm(x, given, EPS), f"norm of {width}")
             for spec in (SPECS[name] for name in names):
                 if width % spec.group:
                     continue
-                run = partial(kernel.rms_norm_cast, x, weight, EPS, spec, turns=turns)
+                run = partial(kernel.rms_norm_cast, x, weight, EPS, spec, **given_turns)
                 assert_cast(*_twice(run, spec, rows, width, device), spec, norms.rms_norm(x, weight, EPS))
                 total, (codes, scales) = residual.clone(), places(spec, rows, width, device)
-                kernel.add_rms_norm_cast(x, total, weight, EPS, spec, codes, scales, turns)
+                kernel.add_rms_norm_cast(x, total, weight, EPS, spec, codes, scales, **given_turns)
                 hold(torch.equal(total, norms.add(x, residual)), "the new residual")
                 assert_cast(codes, scales, spec, norms.rms_norm(total, weight, EPS))
 
@@ -170,16 +178,8 @@ def check_ropes(device: torch.device, rows: int, heads: int, width: int, pairs: 
     """Rope in place and back, and norm and rope with and without a cast."""
     from kernels.triton import rope as kernel
 
-    draw = torch.Generator(device).manual_seed(7)
-    angle = torch.rand(64, pairs, generator=draw, device=device) * 6
-    cosine, sine = angle.cos(), angle.sin()
-    positions = torch.randint(0, 64, (rows,), generator=draw, device=device, dtype=torch.int32)
-    x = torch.randn(rows, heads, width, generator=draw, device=device).to(torch.bfloat16)
-    for inverse in (False, True):
-        found = x.clone()
-        kernel.rope(found, positions, cosine, sine, inverse)
-        near(found, ropes.rope(x, positions, cosine, sine, inverse), "rope")
-        hold(torch.equal(found[..., : -2 * pairs], x[..., : -2 * pairs]), "channels that do not turn")
+    draw, x, positions, cosine, sine = _heads(device, rows, heads, width, pairs)
+    check_turns(device, rows, heads, width, pairs)
     for weight in (None, torch.rand(width, generator=draw, device=device) + 0.5):
         expected = ropes.norm_rope(x, weight, EPS, positions, cosine, sine)
         out = poisoned(tuple(x.shape), torch.bfloat16, device)
@@ -191,6 +191,28 @@ def check_ropes(device: torch.device, rows: int, heads: int, width: int, pairs: 
                 scales = poisoned((rows, heads, width // spec.group), spec.scale_type, device)
                 kernel.norm_rope_cast(x, weight, EPS, positions, cosine, sine, spec, codes, scales)
                 assert_cast(codes.flatten(0, 1), scales.flatten(0, 1), spec, expected.flatten(0, 1))
+
+
+def check_turns(device: torch.device, rows: int, heads: int, width: int, pairs: int, by: str = "triton.rope") -> None:
+    """Rope in place and back."""
+    kernel = import_module(f"kernels.{by}")
+    _, x, positions, cosine, sine = _heads(device, rows, heads, width, pairs)
+    for inverse in (False, True):
+        found = x.clone()
+        kernel.rope(found, positions, cosine, sine, inverse)
+        near(found, ropes.rope(x, positions, cosine, sine, inverse), "rope")
+        hold(torch.equal(found[..., : -2 * pairs], x[..., : -2 * pairs]), "channels that do not turn")
+
+
+def _heads(
+    device: torch.device, rows: int, heads: int, width: int, pairs: int
+) -> tuple[torch.Generator, Tensor, Tensor, Tensor, Tensor]:
+    """Where the rest is drawn from, heads, their positions, and tables of cosines and sines."""
+    draw = torch.Generator(device).manual_seed(7)
+    angle = torch.rand(64, pairs, generator=draw, device=device) * 6
+    positions = torch.randint(0, 64, (rows,), generator=draw, device=device, dtype=torch.int32)
+    x = torch.randn(rows, heads, width, generator=draw, device=device).to(torch.bfloat16)
+    return draw, x, positions, angle.cos(), angle.sin()
 
 
 def _twice(

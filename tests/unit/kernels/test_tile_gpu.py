@@ -38,8 +38,9 @@ def test_mhc_projection_equals_its_definition(rows: int, width: int) -> None:
 
 
 def test_mhc_and_engram_equal_their_definition() -> None:
-    mhc.check_mix(CUDA, 133, 1024, 5)
-    mhc.check_mix(CUDA, 33, 7168, 16)
+    mhc.check_pre(CUDA, 133, 1024, 5)
+    mhc.check_pre(CUDA, 33, 7168, 16)
+    mhc.check_post(CUDA, 133, 7168)
     mhc.check_sinkhorn(CUDA, 1000)
     engram.check_hash(CUDA, 3001)
     engram.check_gather(CUDA, 501)
