@@ -19,8 +19,10 @@ from kernels.reference.top_k import MAX_COLUMNS
 
 SHARED_WIDTH = 512  # of keys that serve as values: V4's and V4.1's window rows and entries
 _ROWS_A_BLOCK = 64  # heads, or heads times tokens, of one block of threads of attention
-_LEAST_ROWS = 512  # heads times tokens of a batch from which dense decode is the faster one
-_LEAST_BLOCKS = 32  # of attention by name, which does not share a row's keys between blocks
+# Measured on an H200 (docs/benchmarks.md): from where on these kernels are the faster ones.
+_LEAST_ROWS = 128  # heads times tokens of a batch, for dense decode
+_LEAST_LAYER_ROWS = 256  # the same where few rows would run as a whole layer of chained kernels
+_LEAST_BLOCKS = 8  # of attention by name, which does not share a row's keys between blocks
 _ALIGNED = 8  # elements of bf16: 16 bytes
 
 
@@ -53,6 +55,11 @@ def is_latent(spec: MlaSpec, pages: Pages) -> bool:
 def attends_densely(spec: MlaSpec, pages: Pages, rows: int) -> bool:
     """Whether `dense_decode` takes rows that attend all of their sequence."""
     return rows * spec.heads >= _LEAST_ROWS and is_latent(spec, pages)
+
+
+def beats_the_chain(spec: MlaSpec, pages: Pages, rows: int) -> bool:
+    """Whether a layer of few rows is faster with `dense_decode` than as a chain of kernels that begin early."""
+    return rows * spec.heads >= _LEAST_LAYER_ROWS and attends_densely(spec, pages, rows)
 
 
 def attends_chosen(spec: MlaSpec, pages: Pages, rows: int) -> bool:

@@ -21,7 +21,8 @@ from kernels.triton.engine.rows import norm
 
 def mla_layer(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
     """As reference.mla_layer.mla_layer."""
-    if not _is_kept(layer) and (len(x) <= FEW_ROWS or not domain.attends_densely(layer.attention, pages, len(x))):
+    takes = domain.beats_the_chain if len(x) <= FEW_ROWS else domain.attends_densely
+    if not _is_kept(layer) and not takes(layer.attention, pages, len(x)):
         return whole_by_triton.mla_layer(x, layer, ragged, pages, rope)
     spec, eps, router = layer.attention, layer.norm_eps, layer.router
     projected = linear(norm(x, layer.attention_norm, eps), layer.input)

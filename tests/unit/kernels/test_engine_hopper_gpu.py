@@ -16,11 +16,15 @@ from engine.engine import Engine
 from engine.families.mla import tiny as mla
 from engine.families.v4 import tiny as v4
 from engine.families.v41 import tiny as v41
-from tests.unit.kernels.test_engine_gpu import assert_same_tokens
+from tests.unit.kernels.test_engine_gpu import NANO, assert_same_tokens
 
 pytest.importorskip("triton", reason="triton comes with the extras 'dev' and 'gpu'")
 from kernels.cuda import dense_decode, gate, sparse_prefill, top_k
-from kernels.cuda.engine import domain
+from kernels.cuda.engine import domain, scaled
+from kernels.operands import ExpertBank
+from kernels.reference import scaled as definition
+from kernels.reference.gemm import quantize_fp4, quantize_fp8
+from kernels.testing.gemm import FORMATS
 
 _HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not _HOPPER, reason="needs a Hopper GPU")]
@@ -42,9 +46,8 @@ def write(family: str, folder: Path) -> Path:
 
 
 def opened(folder: Path, kernels: str, device: str) -> Engine:
-    return Engine.open(
-        EngineConfig(folder, "bfloat16", num_blocks=160, kernels=kernels, device=device, max_sequences=16)
-    )
+    given = {"kernels": kernels, "device": device, "max_sequences": 4, "max_batch_tokens": 256}
+    return Engine.open(EngineConfig(folder, "bfloat16", num_blocks=64, **given))
 
 
 @pytest.fixture
@@ -59,6 +62,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     for name, (module, function) in KERNELS.items():
         monkeypatch.setattr(module, function, partial(counted, name, getattr(module, function)))
     monkeypatch.setattr(domain, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(domain, "_LEAST_LAYER_ROWS", 1)
     monkeypatch.setattr(domain, "_LEAST_BLOCKS", 1)
     yield counts
 
@@ -78,8 +82,45 @@ def test_wide_models_give_the_references_tokens_through_the_kernels(
 ) -> None:
     folder = write(family, tmp_path / "model")
     if family in mla.TINY:
-        reference, prompts = opened(folder, "reference", "cpu"), 16
+        reference, prompts = opened(folder, "reference", "cpu"), 8
     else:  # the reference takes minutes; the triton operators have its tokens where models are narrow
-        reference, prompts = opened(folder, "triton", "cuda"), 50
+        reference, prompts = opened(folder, "triton", "cuda"), 16
     assert_same_tokens(opened(folder, "cuda", "cuda"), reference, prompts, NEAR)
     assert kernels <= {name for name, count in launched.items() if count}
+
+
+def test_nano_gives_the_references_tokens_from_weights_as_they_are_published() -> None:
+    """FP8 projections and FP4 experts: the reference casts activations as the kernels do."""
+    given = {"num_blocks": 64, "max_sequences": 4, "max_batch_tokens": 256, "weights": "stored"}
+    engine = Engine.open(EngineConfig(NANO, kernels="cuda", device="cuda", **given))
+    assert_same_tokens(engine, Engine.open(EngineConfig(NANO, kernels="reference", **given)), 12, NEAR)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("rows", [1, 5, 64, 300])
+def test_products_of_stored_weights_are_the_defined_ones(form: str, rows: int) -> None:
+    draw = torch.Generator("cuda").manual_seed(rows)
+    quantize = quantize_fp4 if form == "fp4" else partial(quantize_fp8, grain=int(form.split()[1]))
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw, device="cuda")
+
+    weights, order = quantize(random(2, 192, 256)), torch.randperm(384, generator=draw, device="cuda")
+    x = random(rows, 512)
+    assert_near(scaled.linear(x, scaled.keep(weights, order)), definition.linear(x, definition.keep(weights, order)))
+    matrices = [quantize(random(*shape) / 16) for shape in ((6, 512, 384), (6, 384, 256), (1, 512, 384), (1, 384, 256))]
+    banks = []
+    for keep in (scaled.keep, definition.keep):
+        entering, leaving, shared_in, shared_out = (keep(matrix) for matrix in matrices)
+        kept = definition.ScaledExperts((entering, leaving), (shared_in, shared_out))
+        banks.append(ExpertBank(kept, None, None, 6, 256, 1.5))
+    x, shares = random(rows, 384), torch.rand(rows, 3, generator=draw, device="cuda")
+    chosen = torch.rand(rows, 6, generator=draw, device="cuda").argsort(1)[:, :3].int().contiguous()
+    assert_near(scaled.experts(x, chosen, shares, banks[0]), definition.experts(x, chosen, shares, banks[1]))
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Rounded to bf16 alike, but where sums in another order fall to the other side; E4M3 codes follow them."""
+    assert found.dtype == expected.dtype == torch.float32
+    error = float((found - expected).norm() / expected.norm())
+    assert error < 5e-3, error
