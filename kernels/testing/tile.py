@@ -101,8 +101,10 @@ def check_casts(
     device: torch.device, rows: int, widths: tuple[int, ...], names: Iterable[str] = SPECS, by: str = "triton.cast",
     wide: bool = True,
 ) -> None:  # fmt: skip
-    """Casts equal their definition bit for bit, where groups are finite; AssertionError otherwise. Of fp32 where a scale
-    is, if `wide`. `by`: the implementation, within kernels."""
+    """Casts equal their definition bit for bit, where groups are finite; AssertionError otherwise.
+
+    `by`: the implementation, within kernels. `wide`: where a scale is fp32, what is cast is as well.
+    """
     cast = import_module(f"kernels.{by}")
     for name in names:
         spec = SPECS[name]
