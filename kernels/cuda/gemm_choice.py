@@ -62,10 +62,11 @@ class Stream:
         return weight + self.tokens * (DEPTH + 4) + 16
 
     def stages(self, fp4: bool) -> int:
-        """As many as shared memory holds."""
+        """As many as shared memory holds and warpgroups that take turns share evenly: tiles arrive in any order, and
+        one could run ahead into a stage whose former tile is late."""
         room = _SHARED_BYTES // self.resident - 1024 * (self.resident - 1)
         room -= self.apart_bytes + 8
-        return min(room // self.stage_bytes(fp4), 32)
+        return min(room // self.stage_bytes(fp4), 32) // self.depth_groups * self.depth_groups
 
     def shared_bytes(self, fp4: bool) -> int:
         return self.stages(fp4) * self.stage_bytes(fp4) + self.apart_bytes + 8

@@ -24,6 +24,7 @@ constexpr int PRODUCERS = TRADED ? 128 : 32;
 constexpr bool FITS = TOKENS <= 64 || TRADED;
 constexpr bool EARLY = FORMAT == 8 && GRAIN == 128 && FITS && !(ONCE && TOKENS == 8);
 static_assert(SPLIT == 1 || ONCE, "a cluster meets once");
+static_assert(STAGES % DEPTH_GROUPS == 0, "a stage has the same reader in each of its turns");
 constexpr int PACKED = 64 * DEPTH / 2 + 64 * 4;  // bytes of 64 rows of one block of channels, FORMAT 4
 constexpr int WEIGHT = FORMAT == 8 ? ROWS * DEPTH : ROW_GROUPS * PACKED, ACTIVATION = TOKENS * DEPTH;
 constexpr bool WHOLE = DEPTH_GROUPS * SPLIT == 1 && TOKENS >= 16;  // no partial sums: bf16 leaves a warpgroup

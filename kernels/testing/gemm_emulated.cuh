@@ -18,7 +18,10 @@ extern uint4 memory[];
 namespace emulated {
 struct Barrier { int count, pending; long bytes; unsigned phase; };
 static std::map<u32, Barrier> barriers;
-static std::map<int, Meeting> meetings;
+static std::map<u32, Meeting> meetings;
+static u32 arrived;  // threads at the barrier of their cluster, of all clusters so far
+
+static u32 block() { return current / count; }  // within the cluster
 
 static u8 *at(u32 address) { return (u8 *)memory + address; }
 template <typename T> static T &value(u32 address) { return *(T *)at(address); }
@@ -37,7 +40,10 @@ static float e4m3(u8 code) {
 }
 }  // namespace emulated
 
-static u32 address_of(const void *p) { return (u32)((const u8 *)p - (const u8 *)memory); }
+// Addresses name the block of the cluster too.
+static u32 address_of(const void *p) {
+    return (u32)((const u8 *)p - (const u8 *)memory) + emulated::block() * SHARED_UNITS * 16;
+}
 static void barrier_init(u32 barrier, u32 count) {
     emulated::barriers[barrier] = {(int)count, (int)count, 0, 0};
 }
@@ -58,9 +64,10 @@ static void landed(u32 barrier, u32 bytes) {
 }
 static void show_barriers() {}
 static void prefetch_map(const void *) {}
-template <int ID, int THREADS> static void meet() { emulated::meet(emulated::meetings[ID], THREADS); }
+static emulated::Meeting &meeting(u32 id) { return emulated::meetings[emulated::block() * 16 + id]; }
+template <int ID, int THREADS> static void meet() { emulated::meet(meeting(ID), THREADS); }
 template <int ID, int THREADS> static void signal() {
-    emulated::Meeting &at = emulated::meetings[ID];
+    emulated::Meeting &at = meeting(ID);
     emulated::moved = true;
     if (++at.arrived == THREADS) at.arrived = 0, at.turn++;
 }
@@ -71,9 +78,14 @@ static void commit_products() {}
 template <int PENDING> static void await_products() {}
 template <int COUNT> static void more_registers() {}
 template <int COUNT> static void fewer_registers() {}
-static void arrive_cluster() {}
-static void await_cluster() {}
-static u32 address_in(u32 address, u32) { return address; }
+static void arrive_cluster() { emulated::arrived++, emulated::moved = true; }
+static void await_cluster() {
+    u32 all = emulated::count * emulated::together * (blockIdx.x / emulated::together + 1);
+    while (emulated::arrived < all) emulated::yield();
+}
+static u32 address_in(u32 address, u32 rank) {
+    return address % (SHARED_UNITS * 16) + rank * SHARED_UNITS * 16;
+}
 
 constexpr u64 READ_ONCE = 0, READ_AGAIN = 0;
 static void copy_bytes(u32 to, const void *from, u32 bytes, u32 barrier, u64) {
@@ -130,6 +142,10 @@ static u32 pick_bytes(u32 x, u32 y, u32 selector) {
     for (int i = 0; i < 4; i++) found |= (u32)(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
     return found;
 }
+static void store16(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    u32 words[4] = {a, b, c, d};
+    memcpy(emulated::at(to), words, 16);
+}
 static void read16(u32 address, u32 *to) { memcpy(to, emulated::at(address), 16); }
 static float2 read_pair(u32 address) { return emulated::value<float2>(address); }
 static u32 read_word(u32 address) { return emulated::value<u32>(address); }
@@ -137,6 +153,22 @@ static void store_float(u32 address, float x) { emulated::value<float>(address) 
 static void send_float(u32 address, float x, u32 barrier) {
     store_float(address, x);
     landed(barrier, 4);
+}
+static void send_sums(u32 to, const float *x, u32 barrier) {
+    memcpy(emulated::at(to), x, 16);
+    landed(barrier, 16);
+}
+static void load16(const u8 *from, u32 (&to)[4]) { memcpy(to, from, 16); }
+static void store4(u32 to, u32 x) { emulated::value<u32>(to) = x; }
+static void show_to_tensor_cores() {}
+static void await_launch_before() {}
+static u32 transpose(u32 x) {
+    u32 lane = threadIdx.x % 32, found = 0;
+    for (u32 i = 0; i < 2; i++) {
+        u32 word = __shfl_sync(~0u, x, (lane % 4 * 2 + i) * 4 + lane / 8);
+        found |= (word >> lane / 4 % 2 * 16 & 0xffff) << 16 * i;
+    }
+    return found;
 }
 static void store_squares(u32 to, u32 a, u32 b, u32 c, u32 d) {
     u32 words[4] = {a, b, c, d}, lane = threadIdx.x % 32;
