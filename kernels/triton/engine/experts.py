@@ -11,11 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.operands import ExpertBank
-from kernels.triton.engine.chained import LAUNCH, chain, follow
-from kernels.triton.engine.linear import FEW_ROWS, rounded
+from kernels.triton.engine.few_experts import chosen_rows, gated
+from kernels.triton.engine.linear import FEW_ROWS
 from kernels.triton.engine.rows import norm as norm_rows
-
-_ENTERING, _LEAVING = 2, 2  # outputs of one program of the few-row products
 
 
 def experts(x: Tensor, chosen: Tensor, weights: Tensor, bank: ExpertBank) -> Tensor:
@@ -29,35 +27,13 @@ def expert_rows(
 ) -> Tensor:  # fmt: skip
     """As `experts` of x normed with `norm`, plus `residual`, where they are given."""
     if len(x) <= FEW_ROWS:
-        return _few(x, chosen, weights, bank, norm, eps, residual)
-    return _many(x if norm is None else norm_rows(x, norm, eps), chosen, weights, bank, residual)
+        return chosen_rows(x, chosen, weights, bank, norm, eps, residual)
+    return many(x if norm is None else norm_rows(x, norm, eps), chosen, weights, bank, residual)
 
 
-def _few(
-    x: Tensor, chosen: Tensor, weights: Tensor, bank: ExpertBank, norm: Tensor | None, eps: float,
-    residual: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """One program for a few outputs of one row's one expert."""
-    (rows, hidden), slots, inner = x.shape, chosen.shape[1] + 1, bank.inner
-    middle, out = x.new_empty(rows, slots, inner), x.new_empty(rows, hidden)
-    tile = min(triton.next_power_of_2(hidden), 2048)
-    limited = math.isfinite(bank.limit)
-    _few_entering[(triton.cdiv(inner, _ENTERING), slots, rows)](
-        x, bank.gate.matrix, bank.up.matrix, x if norm is None else norm, chosen, middle, eps,
-        bank.limit if limited else 0.0, hidden, inner, SLOTS=slots, LAST=bank.experts, LINES=_ENTERING, TILE=tile,
-        TURNS=triton.cdiv(hidden, tile), NORM=norm is not None, LIMITED=limited, ROUNDS=bank.gate.rounds,
-        num_warps=4, **LAUNCH,
-    )  # fmt: skip
-    tile = min(triton.next_power_of_2(inner), 512)
-    _few_leaving[(triton.cdiv(hidden, _LEAVING), rows)](
-        middle, bank.down.matrix, chosen, weights, x if residual is None else residual, out, hidden, inner,
-        SLOTS=slots, LANES=triton.next_power_of_2(slots), LAST=bank.experts, LINES=_LEAVING, TILE=tile,
-        TURNS=triton.cdiv(inner, tile), ADD=residual is not None, ROUNDS=bank.down.rounds, num_warps=4, **LAUNCH,
-    )  # fmt: skip
-    return out
-
-
-def _many(x: Tensor, chosen: Tensor, weights: Tensor, bank: ExpertBank, residual: Tensor | None) -> Tensor:
+def many(
+    x: Tensor, chosen: Tensor, weights: Tensor, bank: ExpertBank, residual: Tensor | None, block: int = 0
+) -> Tensor:
     """Each expert is a product of the rows that chose it; a place is a number `row * slots + slot`."""
     (rows, hidden), slots, inner, count = x.shape, chosen.shape[1] + 1, bank.inner, bank.experts + 1
     kind = torch.bfloat16 if bank.gate.rounds else torch.float32
@@ -66,7 +42,7 @@ def _many(x: Tensor, chosen: Tensor, weights: Tensor, bank: ExpertBank, residual
     places = torch.empty(count, rows, dtype=torch.int32, device=x.device)
     counts = torch.empty(count, dtype=torch.int32, device=x.device)
     _gather[(count,)](chosen, places, counts, rows, SLOTS=slots, LAST=bank.experts, LANES=1024, num_warps=4)
-    block = max(16, min(64, triton.next_power_of_2(2 * triton.cdiv(rows * slots, count))))
+    block = block or max(16, min(64, triton.next_power_of_2(2 * triton.cdiv(rows * slots, count))))
     blocks = triton.cdiv(rows, block)
     shape = {"ROWS": block, "DEEP": 64 if bank.gate.rounds else 32, "SLOTS": slots, "ROUNDS": bank.gate.rounds}
     limited = math.isfinite(bank.limit)
@@ -127,7 +103,7 @@ def _entering(
             second_matrix = tl.load(up + begin + at[None, :], mask=inside, other=0.0)
             opened = tl.dot(value, tl.trans(first_matrix), opened, input_precision="tf32x3")
             raised = tl.dot(value, tl.trans(second_matrix), raised, input_precision="tf32x3")
-        result = _gated(opened, raised, limit, LIMITED)
+        result = gated(opened, raised, limit, LIMITED)
         target = middle + place[:, None] * inner + line[None, :]
         tl.store(target, result.to(middle.dtype.element_ty), mask=(lane < count)[:, None] & (line < inner)[None, :])
 
@@ -170,83 +146,3 @@ def _sum_slots(
     for slot in tl.static_range(SLOTS):
         total += tl.load(parts + (row * SLOTS + slot) * hidden + at, mask=at < hidden, other=0.0)
     tl.store(out + row * hidden + at, total, mask=at < hidden)
-
-
-@triton.jit
-def _few_entering(
-    x, gate, up, norm, chosen, middle, eps, limit, hidden, inner, SLOTS: tl.constexpr, LAST: tl.constexpr,
-    LINES: tl.constexpr, TILE: tl.constexpr, TURNS: tl.constexpr, NORM: tl.constexpr, LIMITED: tl.constexpr,
-    ROUNDS: tl.constexpr,
-):  # fmt: skip
-    """silu(gate x) * up x for LINES channels of the expert in one slot of one row; the last slot is the last expert."""
-    follow()
-    chain()
-    slot, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    line, at = tl.program_id(0) * LINES + tl.arange(0, LINES), tl.arange(0, TILE)
-    expert = tl.load(chosen + row * (SLOTS - 1) + slot, mask=slot < SLOTS - 1, other=LAST).to(tl.int64)
-    begin = expert * inner * hidden + line[:, None].to(tl.int64) * hidden
-    scale = 1.0
-    if NORM:
-        squares = tl.zeros((TILE,), tl.float32)
-        for turn in tl.static_range(TURNS):
-            value = tl.load(x + row * hidden + turn * TILE + at, mask=turn * TILE + at < hidden, other=0.0)
-            squares += value * value
-        scale = tl.rsqrt(tl.sum(squares, 0) / hidden + eps)
-    opened, raised = tl.zeros((LINES, TILE), tl.float32), tl.zeros((LINES, TILE), tl.float32)
-    for turn in tl.static_range(TURNS):
-        place = turn * TILE + at
-        inside = (line < inner)[:, None] & (place < hidden)[None, :]
-        first = tl.load(gate + begin + place[None, :], mask=inside, other=0.0)
-        second = tl.load(up + begin + place[None, :], mask=inside, other=0.0)
-        value = tl.load(x + row * hidden + place, mask=place < hidden, other=0.0) * scale
-        if NORM:
-            value *= tl.load(norm + place, mask=place < hidden, other=0.0)
-        value = rounded(value, ROUNDS)[None, :]
-        opened += first.to(tl.float32) * value
-        raised += second.to(tl.float32) * value
-    result = _gated(tl.sum(opened, 1), tl.sum(raised, 1), limit, LIMITED)
-    tl.store(middle + (row * SLOTS + slot) * inner + line, result, mask=line < inner)
-
-
-@triton.jit
-def _gated(opened, raised, limit, LIMITED: tl.constexpr):
-    """silu(min(gate, limit)) * clamp(up, -limit, limit)."""
-    if LIMITED:
-        opened, raised = tl.minimum(opened, limit), tl.minimum(tl.maximum(raised, -limit), limit)
-    return opened / (1 + tl.exp(-opened)) * raised
-
-
-@triton.jit
-def _few_leaving(
-    middle, down, chosen, weights, residual, out, hidden, inner, SLOTS: tl.constexpr, LANES: tl.constexpr,
-    LAST: tl.constexpr, LINES: tl.constexpr, TILE: tl.constexpr, TURNS: tl.constexpr, ADD: tl.constexpr,
-    ROUNDS: tl.constexpr,
-):  # fmt: skip
-    """LINES outputs of one row: the weighted sum over its slots, beginning with the last, whose expert is known."""
-    row = tl.program_id(1).to(tl.int64)
-    line, at = tl.program_id(0) * LINES + tl.arange(0, LINES), tl.arange(0, TILE)
-    slot, total = tl.arange(0, LANES), tl.zeros((LINES, TILE), tl.float32)
-    begin = (LAST * hidden + line[:, None]).to(tl.int64) * inner + at[None, :]
-    follow()
-    ahead = tl.load(down + begin, mask=(line < hidden)[:, None] & (at < inner)[None, :], other=0.0)
-    chain()
-    experts = tl.load(chosen + row * (SLOTS - 1) + slot, mask=slot < SLOTS - 1, other=LAST)
-    shares = tl.load(weights + row * (SLOTS - 1) + slot, mask=slot < SLOTS - 1, other=1.0)
-    for back in tl.static_range(SLOTS):
-        one = SLOTS - 1 - back
-        expert = tl.sum(tl.where(slot == one, experts, 0), 0).to(tl.int64)
-        weight = tl.sum(tl.where(slot == one, shares, 0.0), 0)
-        begin = expert * hidden * inner + line[:, None].to(tl.int64) * inner
-        for turn in tl.static_range(TURNS):
-            place = turn * TILE + at
-            inside = (line < hidden)[:, None] & (place < inner)[None, :]
-            if back == 0 and turn == 0:
-                matrix = ahead
-            else:
-                matrix = tl.load(down + begin + place[None, :], mask=inside, other=0.0)
-            value = tl.load(middle + (row * SLOTS + one) * inner + place, mask=place < inner, other=0.0)
-            total += matrix.to(tl.float32) * (rounded(value, ROUNDS) * weight)[None, :]
-    result, target = tl.sum(total, 1), row * hidden + line
-    if ADD:
-        result += tl.load(residual + target, mask=line < hidden, other=0.0)
-    tl.store(out + target, result, mask=line < hidden)

@@ -18,6 +18,7 @@ from kernels.triton.engine.linear import rounded
 
 _PROGRAMS = 264  # two for each multiprocessor of an H200
 _HEADS = 16  # that one program takes
+_LEFT, _LEAVE_WARPS = 32, 4  # of a program that joins parts, a head's values
 _TILE_KEYS, _WARPS = 32, 8  # of a program, keys that it holds at a time
 _LEAST_KEYS = 64  # that one program takes: fewer are not worth their partial result
 
@@ -70,16 +71,16 @@ def splits_of(rows: int, heads: int, keys: int) -> int:
 
 
 def attend(
-    query: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, selection: Selection | None
+    query: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, selection: Selection | None, parts: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """query [rows, heads, rank + rope] over the cached rows -> a mixture for each part of a row's keys: fp32
-    [rows, heads, parts, rank], and how much it weighs, the logarithm to base 2, [rows, heads, parts]."""
+    """query [rows, heads, rank + rope] over the cached rows -> a mixture for each part of a row's keys, in the cache's
+    type [rows, heads, parts, rank], and how much it weighs, the logarithm to base 2, fp32 [rows, heads, parts]."""
     rows, on = len(query), staged(ragged, query.device)
     keys = on.tables.shape[1] * pages.entries if selection is None else selection.entries.shape[1]
-    parts = splits_of(rows, spec.heads, keys)
-    mixed = query.new_empty(rows, spec.heads, parts, spec.rank)
-    weights = query.new_empty(rows, spec.heads, parts)
+    parts = parts or splits_of(rows, spec.heads, keys)
     narrow = pages.storage.dtype == torch.bfloat16
+    mixed = torch.empty(rows, spec.heads, parts, spec.rank, dtype=pages.storage.dtype, device=query.device)
+    weights = query.new_empty(rows, spec.heads, parts)
     chosen = on.positions if selection is None else selection.entries
     _attend[(rows, parts, triton.cdiv(spec.heads, _HEADS))](
         query, on.positions, on.context, on.sequences, on.tables, on.tables.stride(0), pages.storage,
@@ -95,10 +96,10 @@ def attend(
 def mix(mixed: Tensor, weights: Tensor) -> Tensor:
     """The whole mixture fp32 [rows, heads * rank] of its parts."""
     rows, heads, parts, rank = mixed.shape
-    out = mixed.new_empty(rows, heads * rank)
+    out = weights.new_empty(rows, heads * rank)
     _mix[(rows, heads)](
-        mixed, weights, out, HEADS=heads, PARTS=parts, RANK=rank, LANES=triton.next_power_of_2(parts),
-        WIDE=triton.next_power_of_2(rank), num_warps=4, **LAUNCH,
+        mixed, weights, out, HEADS=heads, PARTS=parts, RANK=rank, WIDE=triton.next_power_of_2(rank), num_warps=4,
+        **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -106,11 +107,10 @@ def mix(mixed: Tensor, weights: Tensor) -> Tensor:
 def leave(mixed: Tensor, weights: Tensor, output: Dense) -> Tensor:
     """The whole mixture taken to the heads' values: fp32 [rows, heads * value]."""
     (rows, heads, parts, rank), value = mixed.shape, output.matrix.shape[1]
-    out, tile = mixed.new_empty(rows, heads * value), min(triton.next_power_of_2(value), 32)
+    out, tile = weights.new_empty(rows, heads * value), min(triton.next_power_of_2(value), _LEFT)
     _leave[(triton.cdiv(value, tile), heads, rows)](
         mixed, weights, output.matrix, out, HEADS=heads, PARTS=parts, RANK=rank, VALUE=value, TILE=tile,
-        LANES=triton.next_power_of_2(parts), WIDE=triton.next_power_of_2(rank), ROUNDS=output.rounds, num_warps=4,
-        **LAUNCH,
+        WIDE=triton.next_power_of_2(rank), ROUNDS=output.rounds, num_warps=_LEAVE_WARPS, **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -196,9 +196,9 @@ def _rotate(
 @triton.jit
 def _absorb(
     queries, stride, matrix, projected, projected_stride, norm, positions, sequences, tables, table_stride, storage,
-    page_stride, offset, cosine, sine, eps, out, HEADS: tl.constexpr, NOPE: tl.constexpr, RANK: tl.constexpr,
-    PAIRS: tl.constexpr, COLUMN: tl.constexpr, ENTRIES: tl.constexpr, TILE: tl.constexpr, STILL: tl.constexpr,
-    WIDE: tl.constexpr, PAIRED: tl.constexpr, ROUNDS: tl.constexpr,
+    page_stride, offset, cosine, sine, eps, out, HEADS: tl.constexpr, NOPE: tl.constexpr,
+    RANK: tl.constexpr, PAIRS: tl.constexpr, COLUMN: tl.constexpr, ENTRIES: tl.constexpr, TILE: tl.constexpr,
+    STILL: tl.constexpr, WIDE: tl.constexpr, PAIRED: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """TILE channels of one head's query in the latents' space; a head's first program also rotates its rest. The first
     program behind the heads caches the row."""
@@ -311,47 +311,48 @@ def _attend(
     found = total > 0
     sums /= tl.where(found, total, 1.0)[:, None]
     place = (row * HEADS + head) * parts + part
-    tl.store(mixed + place[:, None] * RANK + channel[None, :], sums, mask=present & (channel < RANK)[None, :])
+    target = mixed + place[:, None] * RANK + channel[None, :]
+    tl.store(target, sums.to(mixed.dtype.element_ty), mask=present & (channel < RANK)[None, :])
     tl.store(weights + place, tl.where(found, most + tl.log2(total), -float("inf")), mask=head < HEADS)
 
 
 @triton.jit
-def _joined(
-    mixed, weights, place, PARTS: tl.constexpr, RANK: tl.constexpr, LANES: tl.constexpr, WIDE: tl.constexpr
-):  # fmt: skip
+def _joined(mixed, weights, place, PARTS: tl.constexpr, RANK: tl.constexpr, WIDE: tl.constexpr):
     """The whole mixture [WIDE] of the parts that begin at `place`; 0 where every part is empty."""
-    lane, channel = tl.arange(0, LANES), tl.arange(0, WIDE)
-    weight = tl.load(weights + place + lane, mask=lane < PARTS, other=-float("inf"))
-    peak = tl.max(weight, 0)
-    total = tl.sum(tl.where(weight > -float("inf"), tl.exp2(weight - peak), 0.0), 0)
-    some, result = tl.arange(0, min(LANES, 16)), tl.zeros((WIDE,), tl.float32)
-    for first in tl.static_range(0, PARTS, 16):
-        part = first + some
+    channel, lane = tl.arange(0, WIDE), tl.arange(0, 16)
+    most = tl.full((16,), -1e30, tl.float32)  # each lane its own, so that no load waits for what all have in common
+    total, sums = tl.zeros((16,), tl.float32), tl.zeros((16, WIDE), tl.float32)
+    for first in tl.range(0, PARTS, 16, num_stages=4):
+        part = first + lane
         weight = tl.load(weights + place + part, mask=part < PARTS, other=-float("inf"))
-        share = tl.where(weight > -float("inf"), tl.exp2(weight - peak), 0.0)
-        inside = (share > 0)[:, None] & (channel < RANK)[None, :]
+        inside = (part < PARTS)[:, None] & (channel < RANK)[None, :]
         value = tl.load(mixed + (place + part)[:, None] * RANK + channel[None, :], mask=inside, other=0.0)
-        result += tl.sum(value * share[:, None], 0)
-    return result / tl.where(total > 0, total, 1.0)
+        peak = tl.maximum(most, weight)
+        shrink, share = tl.exp2(most - peak), tl.exp2(weight - peak)
+        total = total * shrink + share
+        sums = sums * shrink[:, None] + value.to(tl.float32) * share[:, None]
+        most = peak
+    share = tl.exp2(most - tl.max(most, 0))
+    total = tl.sum(total * share, 0)
+    return tl.sum(sums * share[:, None], 0) / tl.where(total > 0, total, 1.0)
 
 
 @triton.jit
 def _mix(
-    mixed, weights, out, HEADS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, LANES: tl.constexpr,
-    WIDE: tl.constexpr,
+    mixed, weights, out, HEADS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     follow()
     chain()
     place = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
     channel = tl.arange(0, WIDE)
-    result = _joined(mixed, weights, place * PARTS, PARTS, RANK, LANES, WIDE)
+    result = _joined(mixed, weights, place * PARTS, PARTS, RANK, WIDE)
     tl.store(out + place * RANK + channel, result, mask=channel < RANK)
 
 
 @triton.jit
 def _leave(
-    mixed, weights, matrix, out, HEADS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, VALUE: tl.constexpr,
-    TILE: tl.constexpr, LANES: tl.constexpr, WIDE: tl.constexpr, ROUNDS: tl.constexpr,
+    mixed, weights, matrix, out, HEADS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
+    VALUE: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """TILE values of one head."""
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -359,8 +360,8 @@ def _leave(
     inside = (value < VALUE)[:, None] & (channel < RANK)[None, :]
     follow()
     weight = tl.load(matrix + (head * VALUE + value)[:, None] * RANK + channel[None, :], mask=inside, other=0.0)
-    chain()
     place = row * HEADS + head
-    whole = rounded(_joined(mixed, weights, place * PARTS, PARTS, RANK, LANES, WIDE), ROUNDS)
+    chain()
+    whole = rounded(_joined(mixed, weights, place * PARTS, PARTS, RANK, WIDE), ROUNDS)
     result = tl.sum(weight.to(tl.float32) * whole[None, :], 1)
     tl.store(out + place * VALUE + value, result, mask=value < VALUE)

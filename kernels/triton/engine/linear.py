@@ -69,6 +69,10 @@ def _few_rows(
     follow()
     ahead = tl.load(weights + at[None, :], mask=(line < columns)[:, None] & (at < inner)[None, :], other=0.0)
     chain()
+    target = row * tl.num_programs(1) * columns + group * columns + line
+    before = tl.zeros((LINES,), tl.float32)
+    if ADD:
+        before = tl.load(residual + target, mask=line < columns, other=0.0)
     scale = 1.0
     if NORM:
         squares = tl.zeros((TILE,), tl.float32)
@@ -87,8 +91,4 @@ def _few_rows(
         if WEIGHTED:
             value *= tl.load(norm + place, mask=inside, other=0.0)
         total += weight.to(tl.float32) * rounded(value, ROUNDS)[None, :]
-    result = tl.sum(total, 1)
-    target = row * tl.num_programs(1) * columns + group * columns + line
-    if ADD:
-        result += tl.load(residual + target, mask=line < columns, other=0.0)
-    tl.store(out + target, result, mask=line < columns)
+    tl.store(out + target, tl.sum(total, 1) + before, mask=line < columns)

@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.operands import MlaLayer, Pages, Ragged, RopeTable
 from kernels.triton.engine import latent
 from kernels.triton.engine.experts import expert_rows
+from kernels.triton.engine.few_experts import chosen_rows, routed_rows
 from kernels.triton.engine.linear import FEW_ROWS, few_rows, linear
 from kernels.triton.engine.routing import choose_in_groups
 from kernels.triton.engine.rows import norm
@@ -19,16 +20,14 @@ def mla_layer(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: Ro
 
 
 def _few(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
-    spec, eps, router = layer.attention, layer.norm_eps, layer.router
+    spec, eps = layer.attention, layer.norm_eps
     projected = few_rows(x, layer.input, layer.attention_norm, eps)
     queries = projected if layer.query is None else few_rows(projected, layer.query, layer.query_norm, spec.norm_eps)
     mixed = latent.attend(latent.absorb(queries, projected, spec, ragged, pages, rope), spec, ragged, pages, None)
     x = few_rows(latent.leave(*mixed, spec.output), layer.output, residual=x)
-    if router is None:
-        chosen, weights = _nobody(x)
-    else:
-        chosen, weights = choose_in_groups(few_rows(x, router.gate, layer.mlp_norm, eps), router)
-    return expert_rows(x, chosen, weights, layer.experts, layer.mlp_norm, eps, x)
+    if layer.router is None:
+        return chosen_rows(x, *_nobody(x), layer.experts, layer.mlp_norm, eps, x)
+    return routed_rows(x, layer.router, layer.experts, layer.mlp_norm, eps, x)
 
 
 def _many(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:

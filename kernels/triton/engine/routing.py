@@ -11,6 +11,11 @@ from kernels.operands import GroupRouterSpec
 from kernels.triton.engine.chained import LAUNCH, chain, follow
 from kernels.triton.engine.linear import linear
 
+_CONSTANTS = (
+    "EXPERTS", "TOPK", "ALWAYS", "GROUPS", "KEPT", "BEST", "SIZE", "GROUPED", "SIZED", "CHOICES", "BIASED", "SIGMOID",
+    "NORMALIZE",
+)  # fmt: skip
+
 
 def route_groups(x: Tensor, spec: GroupRouterSpec) -> tuple[Tensor, Tensor]:
     """As reference.route_groups.route_groups."""
@@ -19,32 +24,54 @@ def route_groups(x: Tensor, spec: GroupRouterSpec) -> tuple[Tensor, Tensor]:
 
 def choose_in_groups(logits: Tensor, spec: GroupRouterSpec) -> tuple[Tensor, Tensor]:
     """logits fp32 [rows, experts] -> experts int32 [rows, topk + always], weights fp32 [rows, topk + always]."""
-    rows, size = len(logits), spec.experts // spec.groups
+    rows = len(logits)
     chosen = torch.empty(rows, spec.topk + spec.always, dtype=torch.int32, device=logits.device)
     weights = logits.new_empty(rows, spec.topk + spec.always)
     _choose_in_groups[(rows,)](
-        logits, logits if spec.bias is None else spec.bias, chosen, weights, spec.scaling, EXPERTS=spec.experts,
-        TOPK=spec.topk, ALWAYS=spec.always, GROUPS=spec.groups, KEPT=spec.kept_groups, BEST=spec.group_best,
-        SIZE=size, GROUPED=triton.next_power_of_2(spec.groups), SIZED=triton.next_power_of_2(size),
-        SLOTS=triton.next_power_of_2(spec.topk + spec.always), BIASED=spec.bias is not None, SIGMOID=spec.sigmoid,
-        NORMALIZE=spec.normalize, num_warps=1, **LAUNCH,
+        logits, logits if spec.bias is None else spec.bias, chosen, weights, spec.scaling, **choice_of(spec),
+        num_warps=1, **LAUNCH,
     )  # fmt: skip
     return chosen, weights
+
+
+def choice_of(spec: GroupRouterSpec | None) -> dict[str, object]:
+    """The constants of `choose_row`; of no router where there is none."""
+    if spec is None:
+        return dict.fromkeys(_CONSTANTS, 1)
+    size = spec.experts // spec.groups
+    values = (
+        spec.experts, spec.topk, spec.always, spec.groups, spec.kept_groups, spec.group_best, size,
+        triton.next_power_of_2(spec.groups), triton.next_power_of_2(size),
+        triton.next_power_of_2(spec.topk + spec.always), spec.bias is not None, spec.sigmoid, spec.normalize,
+    )  # fmt: skip
+    return dict(zip(_CONSTANTS, values, strict=True))
 
 
 @triton.jit
 def _choose_in_groups(
     logits, bias, chosen, weights, scaling, EXPERTS: tl.constexpr, TOPK: tl.constexpr, ALWAYS: tl.constexpr,
     GROUPS: tl.constexpr, KEPT: tl.constexpr, BEST: tl.constexpr, SIZE: tl.constexpr, GROUPED: tl.constexpr,
-    SIZED: tl.constexpr, SLOTS: tl.constexpr, BIASED: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
+    SIZED: tl.constexpr, CHOICES: tl.constexpr, BIASED: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
     follow()
     chain()
-    row = tl.program_id(0).to(tl.int64)
-    group, member, lane = tl.arange(0, GROUPED), tl.arange(0, SIZED), tl.arange(0, SLOTS)
+    choose_row(
+        logits, bias, chosen, weights, tl.program_id(0).to(tl.int64), scaling, EXPERTS, TOPK, ALWAYS, GROUPS, KEPT,
+        BEST, SIZE, GROUPED, SIZED, CHOICES, BIASED, SIGMOID, NORMALIZE,
+    )  # fmt: skip
+
+
+@triton.jit
+def choose_row(
+    logits, bias, chosen, weights, row, scaling, EXPERTS: tl.constexpr, TOPK: tl.constexpr, ALWAYS: tl.constexpr,
+    GROUPS: tl.constexpr, KEPT: tl.constexpr, BEST: tl.constexpr, SIZE: tl.constexpr, GROUPED: tl.constexpr,
+    SIZED: tl.constexpr, CHOICES: tl.constexpr, BIASED: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
+):  # fmt: skip
+    """The experts of one row and their weights, by one program. Logits may have come from this launch."""
+    group, member, lane = tl.arange(0, GROUPED), tl.arange(0, SIZED), tl.arange(0, CHOICES)
     expert = group[:, None] * SIZE + member[None, :]
     real = (group < GROUPS)[:, None] & (member < SIZE)[None, :]
-    value = tl.load(logits + row * EXPERTS + expert, mask=real, other=-float("inf"))
+    value = tl.load(logits + row * EXPERTS + expert, mask=real, other=-float("inf"), cache_modifier=".cg")
     if SIGMOID:
         scores = 1 / (1 + tl.exp(-value))
     else:
