@@ -25,6 +25,9 @@ class Decodes(Protocol):
     captures: bool  # whether its operators wait for nothing and allocate nothing of their own
     max_context_tokens: int
 
+    def decodes(self, batch: RaggedBatch) -> bool:
+        """Whether `decode` does for this batch of one row each what `forward` would."""
+
     def plan(self, batch: RaggedBatch, cache: CachePool) -> Ragged:
         """The batch as the operators read it. Raises ValueError if it does not fit the cache."""
 
@@ -59,8 +62,8 @@ class DecodeGraphs:
 
     def takes(self, batch: RaggedBatch) -> bool:
         """Whether the batch is one of decode alone that some graph has room for."""
-        plain = batch.replay is None and batch.images is None
-        return plain and batch.rows == batch.sequences == len(batch.logit_rows) <= max(self._sizes)
+        one_each = batch.images is None and batch.rows == batch.sequences == len(batch.logit_rows)
+        return one_each and batch.rows <= max(self._sizes) and self._family.decodes(batch)
 
     def run(self, batch: RaggedBatch) -> Logits:
         """The logits of a batch that `takes` admits. Raises ValueError if it does not fit the cache."""

@@ -54,7 +54,7 @@ class Csa2Ops:
     hyper_collapse: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     pool: Callable[[Tensor, PoolSpec, Ragged, Ring | None], Tensor]
     norm: Callable[[Tensor, Tensor, float], Tensor]
-    rotate_heads: Callable[[Tensor, int, np.ndarray, RopeTable], Tensor]
+    rotate_heads: Callable[[Tensor, int, np.ndarray | Tensor, RopeTable], Tensor]
     store_entries: Callable[[Tensor, Ragged, Pages], None]
     choose: Callable[[Tensor, Tensor, ChoiceSpec, Ragged, Pages, Selection | None], tuple[Selection, Selection | None]]
     engram: Callable[[Tensor, Tensor, Tensor, EngramSpec], Tensor]

@@ -31,6 +31,15 @@ def floors(replay: Replay, context: np.ndarray) -> np.ndarray:
     return np.where(hits > context, np.maximum(hits - replay.tokens, 0), 0).astype(np.int32)
 
 
+def is_over(replay: Replay | None, batch: RaggedBatch) -> bool:
+    """Whether no window of the batch reaches back to what a replay left out: then it is a batch like any other."""
+    if replay is None:
+        return True
+    upper = np.asarray(replay.upper)[np.repeat(np.arange(batch.sequences), np.diff(batch.starts))]
+    reached = (upper == 0) | (batch.positions - replay.tokens + 1 >= upper)
+    return bool((replay.hits <= batch.context).all() and reached.all())
+
+
 def resumed(rows: Ragged, replay: Replay) -> Ragged:
     """The rows with windows that end at the replay's start and without entries that the hit holds already."""
     hits = np.asarray(replay.hits, np.int32)

@@ -34,9 +34,9 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return unit_rms(x, eps) * weight
 
 
-def rotate_heads(x: torch.Tensor, width: int, positions: np.ndarray, rope: RopeTable) -> torch.Tensor:
-    """Every head of x [rows, heads * width] turned to its row's position."""
-    at = torch.from_numpy(positions).long()
+def rotate_heads(x: torch.Tensor, width: int, positions: np.ndarray | torch.Tensor, rope: RopeTable) -> torch.Tensor:
+    """Every head of x [rows, heads * width] turned to its row's position: int32 [rows], on x's device if a tensor."""
+    at = torch.as_tensor(positions).long()
     return rotate(x.view(len(x), -1, width), rope.cos[at][:, None], rope.sin[at][:, None]).flatten(1)
 
 

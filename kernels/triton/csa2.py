@@ -18,9 +18,11 @@ from kernels.triton.engine.index import TopK, score_entries, turn_heads
 from kernels.triton.engine.streams import hyper_collapse, hyper_mix
 
 
-def rotate_heads(x: Tensor, width: int, positions: np.ndarray, rope: RopeTable) -> Tensor:
+def rotate_heads(x: Tensor, width: int, positions: np.ndarray | Tensor, rope: RopeTable) -> Tensor:
     """As reference.csa2.rotate_heads."""
-    at = on_device(np.ascontiguousarray(positions, np.int32), x.device)
+    at = positions
+    if not isinstance(at, Tensor):
+        at = on_device(np.ascontiguousarray(at, np.int32), x.device)
     return turn_heads(x, 0, x.shape[1] // width, width, at, rope)
 
 

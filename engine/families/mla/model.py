@@ -66,6 +66,10 @@ class Mla:
         x = self._last(self._through(last, step), np.asarray(batch.logit_rows, np.int64), last, step)
         return self._ops.linear(self.normed(x), self.weights.logits)
 
+    def decodes(self, batch: RaggedBatch) -> bool:
+        """As engine.graphs.Decodes.decodes."""
+        return batch.replay is None
+
     def plan(self, batch: RaggedBatch, cache: CachePool) -> Ragged:
         """As engine.graphs.Decodes.plan."""
         check(batch, cache, self.vocab_size, self.max_context_tokens)

@@ -9,6 +9,7 @@ from engine.batch import RaggedBatch
 from engine.cache.pool import CachePool
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.reader import Progress, Reader
+from engine.families.replay import is_over
 from engine.families.v4.config import LayerKind, V4Config, parse
 from engine.families.v4.layer import Layers, Place, Step
 from engine.families.v4.layout import v4_layout
@@ -66,6 +67,10 @@ class V4:
         rows = self.plan(batch, cache)
         self._ops.begin()
         return self._through(self._layers.begin(rows, cache))
+
+    def decodes(self, batch: RaggedBatch) -> bool:
+        """As engine.graphs.Decodes.decodes."""
+        return is_over(batch.replay, batch)
 
     def plan(self, batch: RaggedBatch, cache: CachePool) -> Ragged:
         """As engine.graphs.Decodes.plan."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.cache.pool import CachePool
@@ -16,6 +17,7 @@ from engine.families.v41.weights import ChooserWeights, Layer, SourceWeights
 from kernels import Ops
 from kernels.csa2 import Csa2Ops
 from kernels.operands import Ragged, RopeTable, Selection
+from kernels.staging import staged
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Attention:
         )
         if not len(latent):
             return
-        at = rows.windows[ratio].window * ratio
+        at = _on(rows, latent.device, ratio)
         entries = csa2.rotate_heads(latent, self._config.head_dim, at, rope)
         normed = csa2.norm(self._ops.linear(latent, source.key), source.key_norm, self._config.norm_eps)
         keys = csa2.rotate_heads(normed, self._config.index_dim, at, rope)
@@ -93,7 +95,9 @@ class Attention:
         shared: Shared,
     ) -> Shared:  # fmt: skip
         width, choice, column = self._config.index_dim, chooser.choice, chooser.weight_column
-        turned = self._csa2.rotate_heads(self._ops.linear(keys.latent, chooser.query), width, rows.positions, rope)
+        turned = self._csa2.rotate_heads(
+            self._ops.linear(keys.latent, chooser.query), width, _on(rows, rope.cos.device), rope
+        )
         queries = self._rounded(turned.view(len(turned), -1, width), INDEX_FP4).flatten(1)
         weights = keys.projected[:, column : column + choice.heads].contiguous()
         candidates = shared.candidates if role.restricted else None
@@ -103,3 +107,11 @@ class Attention:
 
     def _rounded(self, values: torch.Tensor, format: BlockFormat) -> torch.Tensor:
         return format.rounded(values) if self._options.fake_quantize else values
+
+
+def _on(rows: Ragged, device: torch.device, ratio: int = 0) -> np.ndarray | torch.Tensor:
+    """Positions of the rows, or with `ratio` those of the windows they complete, where `device` reads them."""
+    if device.type == "cpu":
+        return rows.windows[ratio].window * ratio if ratio else rows.positions
+    on = staged(rows, device)
+    return on.windows[ratio][1] * ratio if ratio else on.positions

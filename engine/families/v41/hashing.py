@@ -20,7 +20,7 @@ class EngramHash:
     """
 
     def __init__(self, config: EngramConfig, pad_class: int) -> None:
-        self._longest, self._heads, self._pad = config.longest, config.heads, pad_class
+        self.heads, self.pad = config.heads, pad_class
         self.primes = _primes(config)
         self.offsets = np.cumsum(self.primes, 1) - self.primes
         self.table_rows = tuple(int(total) for total in self.primes.sum(1))
@@ -35,10 +35,10 @@ class EngramHash:
         """Table rows int64 [tokens, layers, columns]; `recent` int64 [tokens, longest] is each token's class, then
         those of the tokens before it, nearest first. From the first NOTHING on, all count as padding."""
         broken = np.logical_or.accumulate(recent == NOTHING, 1)
-        classes = np.where(broken, self._pad, recent)
+        classes = np.where(broken, self.pad, recent)
         products = classes[:, None, :] * self.multipliers
         mixed = np.bitwise_xor.accumulate(products, 2)[..., 1:]
-        return np.repeat(mixed, self._heads, 2) % self.primes + self.offsets
+        return np.repeat(mixed, self.heads, 2) % self.primes + self.offsets
 
 
 def _primes(config: EngramConfig) -> np.ndarray:

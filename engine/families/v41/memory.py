@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from engine.batch import Replay
+from engine.checkpoint.table import RowTable
 from engine.families.v41.hashing import NOTHING, EngramHash
+from engine.families.v41.recall import Recall
 from kernels import Ops
 from kernels.operands import Ragged, Ring
 from kernels.staging import on_device
@@ -20,6 +24,10 @@ class EngramMemory:
     ) -> None:
         self._classes, self._hash, self._image_token, self._ops = classes, hashing, image_token, ops
         self.before = longest - 1  # tokens that an n-gram reaches back
+
+    def recall(self, tables: Sequence[RowTable]) -> Recall:
+        """The same for decode steps, without the host; `tables` in the order of their layers."""
+        return Recall(self._classes, self._hash, tables, self._ops)
 
     def rows(self, rows: Ragged, dead: np.ndarray, ring: Ring, replay: Replay | None) -> torch.Tensor:
         """int64 [rows, layers, columns]; `dead` (bool [rows]) tokens take part in no n-gram; updates the ring."""

@@ -14,7 +14,7 @@ from engine.cache.pool import CachePool
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.reader import Progress, Reader
 from engine.families.fields import refusal
-from engine.families.replay import resumed
+from engine.families.replay import is_over, resumed
 from engine.families.rotary import GrowingRope
 from engine.families.v4.ragged import check, ragged
 from engine.families.v41.attention import Attention, Shared
@@ -25,6 +25,7 @@ from engine.families.v41.memory import EngramMemory
 from engine.families.v41.names import upstream
 from engine.families.v41.normalise import load_classes
 from engine.families.v41.options import Options, parse_options
+from engine.families.v41.recall import Recall
 from engine.families.v41.replay import kept_rows, query_rows, require_fit, upper_rows
 from engine.families.v41.weights import EngramWeights, Layer, V41Weights, build
 from engine.images import ImageInput, ImageRows
@@ -46,7 +47,9 @@ def load(
     config, options = parse(folder.config), parse_options(folder.config)
     memory = _memory(folder, config, ops)
     weights = build(Reader(folder, upstream, progress, ops.device), config, ops, dtype)
-    return V41(config, options, weights, memory, dtype, ops, block_tokens)
+    tables = [layer.engram.table for layer in weights.layers if layer.engram]
+    recall = memory.recall(tables) if memory and Recall.fits(tables, ops.device) else None
+    return V41(config, options, weights, memory, recall, dtype, ops, block_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class _Flow:
     dead: torch.Tensor  # bool [rows] image positions
     table_rows: torch.Tensor  # int64 [rows, Engram layers, columns]; no layers without Engram
     shared: Shared
+    images: bool  # whether a row may be dead
 
     def keep(self, upper: _Upper) -> None:
         """Go on with the kept rows only; nothing shared is left, as the layer at hand publishes anew."""
@@ -87,7 +91,7 @@ class V41:
 
     def __init__(
         self, config: V41Config, options: Options, weights: V41Weights, memory: EngramMemory | None,
-        dtype: torch.dtype, ops: Ops, block_tokens: int,
+        recall: Recall | None, dtype: torch.dtype, ops: Ops, block_tokens: int,
     ) -> None:  # fmt: skip
         self.config, self.options, self.weights, self.kernels = config, options, weights, ops.name
         self.layout = v41_layout(config, options, str(dtype).removeprefix("torch."), block_tokens)
@@ -95,7 +99,8 @@ class V41:
         self.eos_token_ids = config.eos_token_ids
         self.image_input = None if config.image_token is None else ImageInput(config.image_token, config.hidden)
         self.probe: Probe | None = None
-        self._memory, self._ops, self._csa2 = memory, ops, csa2_ops(ops.name)
+        self.captures = ops.captures and not options.fake_quantize and (memory is None or recall is not None)
+        self._memory, self._recall, self._ops, self._csa2 = memory, recall, ops, csa2_ops(ops.name)
         self._attention = Attention(config, options, ops, self._csa2, dtype)
         self._main = GrowingRope(config.main_rope, config.rope_dim, device=ops.device)
         self._compressed = GrowingRope(config.compress_rope, config.rope_dim, device=ops.device)
@@ -124,23 +129,62 @@ class V41:
         if not len(wanted):
             return flow.x.new_empty(0, self.vocab_size)
         at = torch.from_numpy(wanted if upper is None else np.searchsorted(upper.kept, wanted))
-        hidden = self._csa2.hyper_collapse(flow.x[at], flow.pre[at], self.weights.norm, self.config.norm_eps)
+        return self._logits(flow.x[at], flow.pre[at])
+
+    def decodes(self, batch: RaggedBatch) -> bool:
+        """As engine.graphs.Decodes.decodes."""
+        return is_over(batch.replay, batch) and not bool((batch.tokens == self._image_token).any())
+
+    def plan(self, batch: RaggedBatch, cache: CachePool) -> Ragged:
+        """As engine.graphs.Decodes.plan, for batches that `decodes`."""
+        check(batch, cache, self.vocab_size, self.max_context_tokens)
+        return ragged(batch, self.config.schedule.ratios)
+
+    @torch.inference_mode()
+    def decode(self, rows: Ragged, cache: CachePool) -> torch.Tensor:
+        """As engine.graphs.Decodes.decode. Rotary tables are made whole, for a graph remembers where they are."""
+        for growing in (self._main, self._compressed):
+            growing.upto(self.max_context_tokens)
+        embedded = self._embedded(rows)
+        table_rows = embedded.new_empty(rows.rows, 0, 0, dtype=torch.int64)
+        if self._recall:
+            table_rows = self._recall.numbers(rows, cache.ring(HISTORY, 0))
+        dead = torch.zeros(rows.rows, dtype=torch.bool, device=embedded.device)
+        flow = self._flow(embedded, rows, dead, table_rows, images=False)
+        for index, layer in enumerate(self.weights.layers):
+            self._layer(flow, index, layer, cache, None)
+        return self._logits(flow.x, flow.pre)
+
+    def _logits(self, x: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
+        hidden = self._csa2.hyper_collapse(x, pre, self.weights.norm, self.config.norm_eps)
         return self._ops.linear(hidden, self.weights.logits)
 
-    def _enter(self, rows: Ragged, images: ImageRows | None, cache: CachePool, replay: Replay | None) -> _Flow:
-        """Embed tokens and images; before the first layer the first stream alone is the block's input."""
-        dead = rows.tokens == (-1 if self.config.image_token is None else self.config.image_token)
-        embedded = self.weights.embedding[tokens_of(rows, self._ops.device)].to(torch.float32)
-        if images is not None:
-            embedded[torch.from_numpy(images.at)] = torch.from_numpy(images.values).to(embedded)
+    @property
+    def _image_token(self) -> int:
+        return -1 if self.config.image_token is None else self.config.image_token
+
+    def _embedded(self, rows: Ragged) -> torch.Tensor:
+        return self.weights.embedding[tokens_of(rows, self._ops.device)].to(torch.float32)
+
+    def _flow(
+        self, embedded: torch.Tensor, rows: Ragged, dead: torch.Tensor, table_rows: torch.Tensor, images: bool
+    ) -> _Flow:
+        """Before the first layer the first stream alone is the block's input."""
         pre = embedded.new_zeros(rows.rows, self.config.streams)
         pre[:, 0] = 1.0
+        x = embedded[:, None].repeat(1, self.config.streams, 1)
+        return _Flow(x, pre, rows, dead, table_rows, Shared(), images)
+
+    def _enter(self, rows: Ragged, images: ImageRows | None, cache: CachePool, replay: Replay | None) -> _Flow:
+        """Embed tokens and images, and name the rows of the n-gram memory."""
+        dead, embedded = rows.tokens == self._image_token, self._embedded(rows)
+        if images is not None:
+            embedded[torch.from_numpy(images.at)] = torch.from_numpy(images.values).to(embedded)
         table_rows = torch.empty(rows.rows, 0, 0, dtype=torch.int64)
         if self._memory:
             table_rows = self._memory.rows(rows, dead, cache.ring(HISTORY, 0), replay)
         self._tell("engram rows", -1, table_rows)
-        x = embedded[:, None].repeat(1, self.config.streams, 1)
-        return _Flow(x, pre, rows, on_device(dead, x.device), table_rows, Shared())
+        return self._flow(embedded, rows, on_device(dead, embedded.device), table_rows, bool(dead.any()))
 
     def _upper(self, rows: Ragged, replay: Replay | None) -> _Upper | None:
         """The rows that go above the last entry source, None where that takes nothing from anybody."""
@@ -153,7 +197,7 @@ class V41:
         """One layer in place. With `upper`, other rows end once this layer's keys and entries are written."""
         ops, csa2 = self._ops, self._csa2
         if layer.engram:
-            self._recall(flow, layer.engram)
+            self._remember(flow, layer.engram)
         self._tell("entering", index, flow.x)
         rope = (self._compressed if layer.role.ratio else self._main).upto(int(flow.rows.positions.max()) + 1)
         site = layer.attention_site
@@ -180,16 +224,19 @@ class V41:
         self._tell("pre", index, flow.pre)
         self._tell("shared", index, flow.shared)
 
-    def _recall(self, flow: _Flow, engram: EngramWeights) -> None:
+    def _remember(self, flow: _Flow, engram: EngramWeights) -> None:
         """Add the n-gram memory to the streams."""
-        rows = engram.table.rows(flow.table_rows[:, engram.place]).flatten(1).to(flow.x.device)
+        if self._recall and flow.table_rows.device == flow.x.device:
+            rows = self._recall.values(flow.table_rows, engram.place)
+        else:
+            rows = engram.table.rows(flow.table_rows[:, engram.place]).flatten(1).to(flow.x.device)
         flow.x = self._csa2.engram(flow.x, self._ops.linear(rows, engram.project), ~flow.dead, engram.gate)
 
     def _route(self, hidden: torch.Tensor, flow: _Flow, layer: Layer) -> tuple[torch.Tensor, torch.Tensor]:
         """Image positions choose experts with a bias of their own."""
         tokens = tokens_of(flow.rows, self._ops.device)
         chosen, weights = self._ops.route(hidden, tokens, layer.router)
-        if not bool(flow.dead.any()):
+        if not flow.images:
             return chosen, weights
         seen, seen_weights = self._ops.route(hidden, tokens, layer.image_router)
         dead = flow.dead[:, None]

@@ -36,7 +36,8 @@ def pool(projected: Tensor, spec: PoolSpec, ragged: Ragged, ring: Ring | None) -
     on = staged(ragged, projected.device)
     sequence, window = on.windows[spec.rate]
     if ring is None:
-        at = on.starts[sequence] - on.context[sequence] + window
+        row = sequence.clamp_min(0)  # of nobody: anyone, for its entry is not stored
+        at = (on.starts[row] - on.context[row] + window).clamp(0, len(projected) - 1)
         return norm(projected[at, spec.column : spec.column + spec.width], spec.norm, spec.norm_eps)
     out = projected.new_empty(len(sequence), spec.width)
     if len(sequence):
