@@ -46,11 +46,14 @@ def choose(name: str = "auto", device: str = "cpu", batch_invariant: bool = Fals
     weights as they are published; KernelError where a backend cannot.
     """
     taken = choose_name(name, device)
-    ops: Ops = import_module(_MODULES.get(taken, f"kernels.{taken}")).OPS
+    module = import_module(_MODULES.get(taken, f"kernels.{taken}"))
+    ops: Ops = getattr(module, "INVARIANT", module.OPS) if batch_invariant else module.OPS
     if batch_invariant and not ops.batch_invariant:
-        raise KernelError(
-            f"the {taken} kernels are not batch invariant", fix="choose kernels=cpu or batch_invariant=False"
-        )
+        fix = "choose kernels=cpu, or triton or cuda on a GPU, or batch_invariant=False"
+        raise KernelError(f"the {taken} kernels are not batch invariant", fix=fix)
+    if batch_invariant and stored:
+        fix = "choose weights=dequantized or batch_invariant=False"
+        raise KernelError("products of stored weights are not batch invariant", fix=fix)
     ops = ops if device == "cpu" else replace(ops, device=torch.device(device))
     return replace(ops, keep=_keeping(taken)) if stored else ops
 

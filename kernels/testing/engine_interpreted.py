@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels import reference
+from kernels import Ops, reference
 from kernels.operands import (
     AttentionSpec,
     CompressorSpec,
@@ -22,19 +22,20 @@ from kernels.operands import (
     MlaSpec,
     Pages,
     Ring,
+    RouterSpec,
     Selection,
 )
 from kernels.reference.linear import pack
 from kernels.testing.generator import fill_pages, generator, pages_of, ragged_of, ring_of, rope_of
 from kernels.testing.interpreter import require_interpreter
 from kernels.testing.numeric import assert_close
-from kernels.triton.engine.ops import OPS
+from kernels.triton.engine.ops import INVARIANT, OPS
 
 _PAGE, _SPANS = 16, ((5, 1), (20, 3), (0, 2))
 _FP32 = torch.float32
 
 
-def check_latent() -> None:
+def check_latent(ops: Ops) -> None:
     """Rows are cached where the reference caches them and nowhere else, and attended alike."""
     rows, rope = ragged_of(_SPANS, _PAGE, (1,)), rope_of(64, 4)
     draw = generator(1)
@@ -44,17 +45,17 @@ def check_latent() -> None:
     )  # fmt: skip
     projected, pages = _random(draw, rows.rows, 37), pages_of(rows, _PAGE, 1, 32, _FP32, 2)
     mine, theirs = _copy(pages), _copy(pages)
-    OPS.store_latent(projected, spec, rows, mine, rope)
+    ops.store_latent(projected, spec, rows, mine, rope)
     reference.OPS.store_latent(projected, spec, rows, theirs, rope)
     assert_close("latent", mine.storage.nan_to_num(7.0), theirs.storage.nan_to_num(7.0))
     asked = _random(draw, rows.rows, 72), _random(draw, rows.rows, 24)
     chosen = Selection(torch.zeros(rows.rows, 2, dtype=torch.int32), torch.ones(rows.rows, dtype=torch.int32))
     for selection in (None, chosen):
-        found = OPS.attend_latent(*asked, spec, rows, theirs, selection, rope)
+        found = ops.attend_latent(*asked, spec, rows, theirs, selection, rope)
         assert_close("attend", found, reference.OPS.attend_latent(*asked, spec, rows, theirs, selection, rope))
 
 
-def check_experts() -> None:
+def check_experts(ops: Ops) -> None:
     """Few rows and many, chosen in groups."""
     draw, hidden, inner = generator(3), 20, 9
     banks = [pack(_random(draw, 7, *shape), False) for shape in ((inner, hidden), (inner, hidden), (hidden, inner))]
@@ -62,20 +63,20 @@ def check_experts() -> None:
     router = GroupRouterSpec(pack(_random(draw, 6, hidden)[None], False), None, 6, 2, 3, 2, 1, False, True, 1.5, 0)
     for rows in (2, 7):
         x = _random(draw, rows, hidden)
-        (chosen, weights), expected = OPS.route_groups(x, router), reference.OPS.route_groups(x, router)
+        (chosen, weights), expected = ops.route_groups(x, router), reference.OPS.route_groups(x, router)
         _expect_equal(chosen, expected[0])
         assert_close("route", weights, expected[1])
-        assert_close("experts", OPS.experts(x, *expected, bank), reference.OPS.experts(x, *expected, bank))
+        assert_close("experts", ops.experts(x, *expected, bank), reference.OPS.experts(x, *expected, bank))
 
 
-def check_compressed() -> None:
+def check_compressed(ops: Ops) -> None:
     """A compressor's entries, the indexer's choice among them, and attention over window and entries."""
     rows, rope, draw = ragged_of(_SPANS, _PAGE, (4,)), rope_of(64, 4), generator(4)
     spec = CompressorSpec(0, 4, 20, True, _random(draw, 4, 40), _random(draw, 20), 1e-6)
     projected, pages = _random(draw, rows.rows, 80), pages_of(rows, _PAGE, 4, 20, _FP32, 5)
     ring = ring_of(rows, 8, 80, _FP32, 6)
     mine, theirs, kept, expected = _copy(pages), _copy(pages), _copy(ring), _copy(ring)
-    OPS.compress(projected, spec, rows, kept, mine, rope)
+    ops.compress(projected, spec, rows, kept, mine, rope)
     reference.OPS.compress(projected, spec, rows, expected, theirs, rope)
     assert_close("compress", mine.storage.nan_to_num(7.0), theirs.storage.nan_to_num(7.0))
     _expect_equal(kept.storage.nan_to_num(7.0), expected.storage.nan_to_num(7.0))
@@ -83,17 +84,17 @@ def check_compressed() -> None:
     index = IndexerSpec(0, 0, 3, 20, 2)
     queries, weights = _random(draw, rows.rows, 60), _random(draw, rows.rows, 3)
     selection = reference.OPS.index_topk(queries, weights, index, rows, pages, rope)
-    found = OPS.index_topk(queries, weights, index, rows, pages, rope)
+    found = ops.index_topk(queries, weights, index, rows, pages, rope)
     _expect_equal(found.counts, selection.counts)
     for row, count in enumerate(selection.counts.tolist()):
         _expect_equal(found.entries[row, :count], selection.entries[row, :count])
     attention, window = AttentionSpec(3, 20, 6, _random(draw, 3), 1e-6), ring_of(rows, 8, 20, _FP32, 7)
     for some, chosen in ((None, None), (pages, None), (pages, selection)):
         operands = (queries, _random(generator(9), rows.rows, 20), attention, rows, window, some, chosen, rope)
-        assert_close("attend", OPS.attend(*operands), reference.OPS.attend(*operands))
+        assert_close("attend", ops.attend(*operands), reference.OPS.attend(*operands))
 
 
-def check_streams() -> None:
+def check_streams(ops: Ops) -> None:
     """Three streams: no power of two."""
     draw, m, hidden = generator(10), 3, 7
     site = HyperSite(
@@ -101,8 +102,22 @@ def check_streams() -> None:
         _random(draw, hidden), m, 5, 1e-6, 1e-6,
     )  # fmt: skip
     x = _random(draw, 2, m, hidden)
-    for mine, theirs in zip(OPS.hyper_pre(x, site), reference.OPS.hyper_pre(x, site), strict=True):
+    for mine, theirs in zip(ops.hyper_pre(x, site), reference.OPS.hyper_pre(x, site), strict=True):
         assert_close("hyper", mine, theirs)
+
+
+def check_products(ops: Ops) -> None:
+    """Groups, and rows, outputs and channels that fill no tile; a choice by score and one by token."""
+    draw = generator(11)
+    weight, x = pack(_random(draw, 2, 37, 41), False), _random(draw, 5, 82)
+    assert_close("linear", ops.linear(x, weight), reference.OPS.linear(x, weight))
+    gate, tokens = pack(_random(draw, 1, 6, 20), False), torch.tensor([3, 0, 2])
+    table = torch.stack([torch.randperm(6, generator=draw)[:2] for _ in range(4)])
+    for spec in (RouterSpec(gate, _random(draw, 6), None, 6, 2, 1.5), RouterSpec(gate, None, table, 6, 2, 1.5)):
+        x = _random(draw, 3, 20)
+        (chosen, weights), expected = ops.route(x, tokens, spec), reference.OPS.route(x, tokens, spec)
+        _expect_equal(chosen, expected[0])
+        assert_close("route", weights, expected[1])
 
 
 def _expect_equal(found: Tensor, expected: Tensor) -> None:
@@ -120,5 +135,6 @@ def _copy(view: Pages | Ring) -> Pages | Ring:
 
 if __name__ == "__main__":
     require_interpreter()
-    for check in (check_latent, check_experts, check_compressed, check_streams):
-        check()
+    for check in (check_latent, check_experts, check_compressed, check_streams, check_products):
+        for ops in (OPS, INVARIANT):
+            check(ops)

@@ -12,7 +12,7 @@ from kernels.operands import GroupRouterSpec, IndexerSpec, Pages, Ragged, RopeTa
 from kernels.reference.gate import GateOperands, GateSpec, Score
 from kernels.reference.route import route as route_by_torch
 from kernels.reference.top_k import top_k as top_k_by_torch
-from kernels.triton.engine import index, routing
+from kernels.triton.engine import index, invariant, routing
 from kernels.triton.engine.linear import linear
 
 
@@ -21,6 +21,13 @@ def route(x: Tensor, tokens: Tensor, spec: RouterSpec) -> tuple[Tensor, Tensor]:
     if not domain.gates(spec):
         return route_by_torch(x, tokens, spec)
     return _gated(linear(x, spec.gate), gate_spec(spec), spec.bias)
+
+
+def route_invariant(x: Tensor, tokens: Tensor, spec: RouterSpec) -> tuple[Tensor, Tensor]:
+    """As `route`, with logits that do not depend on how many rows there are."""
+    if not domain.gates(spec):
+        return invariant.route(x, tokens, spec)
+    return _gated(invariant.linear(x, spec.gate), gate_spec(spec), spec.bias)
 
 
 def route_groups(x: Tensor, spec: GroupRouterSpec) -> tuple[Tensor, Tensor]:

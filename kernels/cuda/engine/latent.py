@@ -18,8 +18,10 @@ from kernels.cuda.spans import Split, fast_split, workspace_for
 from kernels.operands import MlaSpec, Pages, Ragged, RopeTable, Selection
 from kernels.reference.dense_decode import VALUE_WIDTH, WIDTH, PagedLatents
 from kernels.staging import staged
+from kernels.triton.engine import invariant
 from kernels.triton.engine import latent as by_triton
 
+_INVARIANT_SPAN = 2048  # keys
 _LEAST_SPAN, _USUAL_KEYS = 512, 8192  # of a split: its shortest span, and the context it suits best
 
 
@@ -47,8 +49,24 @@ def rotated(absorbed: Tensor, turning: Tensor, spec: MlaSpec, ragged: Ragged, ro
     return out
 
 
-def attend_all(query: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages) -> Tensor:
-    """query bf16 [rows, heads, 576] over all cached rows up to each one's own: bf16 [rows, heads, 512]."""
+def attend_latent_invariant(
+    absorbed: Tensor, turning: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, selection: Selection | None,
+    rope: RopeTable,
+) -> Tensor:  # fmt: skip
+    """The same, with kernels and a split that do not depend on how many rows there are."""
+    if not domain.is_latent(spec, pages):
+        return invariant.attend_latent(absorbed, turning, spec, ragged, pages, selection, rope)
+    query = rotated(absorbed, turning, spec, ragged, rope)
+    if selection is None:
+        longest = staged(ragged, query.device).tables.shape[1] * pages.entries
+        split = Split(_INVARIANT_SPAN, max(1, -(-longest // _INVARIANT_SPAN)))
+        return attend_all(query, spec, ragged, pages, split).flatten(1).to(torch.float32)
+    return named.attend(query, named.in_pages(ragged, pages, selection), spec.scale).values.flatten(1).to(torch.float32)
+
+
+def attend_all(query: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, split: Split | None = None) -> Tensor:
+    """query bf16 [rows, heads, 576] over all cached rows up to each one's own: bf16 [rows, heads, 512]. `split`: of
+    every sequence's keys, where it is not to be chosen by how many there are."""
     on, heads = staged(ragged, query.device), spec.heads
     held = pages.storage[:, pages.offset : pages.offset + pages.entries * pages.width]
     cached = held.unflatten(1, (pages.entries, pages.width))
@@ -59,10 +77,11 @@ def attend_all(query: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages) -> Te
         part, own = slice(rows.start, rows.stop), slice(sequences.start, sequences.stop)
         # The last row's position, and not the context: rows that are nobody's must not attend.
         lengths = on.positions[part].view(count, new)[:, -1] + 1
-        split, latents = split_of(count, new * heads, query.device), PagedLatents(cached, on.tables[own], lengths)
+        taken = split or split_of(count, new * heads, query.device)
+        latents = PagedLatents(cached, on.tables[own], lengths)
         kernel.dense_decode(
-            query[part].view(count, new, heads, WIDTH), latents, spec.scale, split,
-            workspace_for(split, count, new * heads, query.device), out[part].view(count, new, heads, VALUE_WIDTH),
+            query[part].view(count, new, heads, WIDTH), latents, spec.scale, taken,
+            workspace_for(taken, count, new * heads, query.device), out[part].view(count, new, heads, VALUE_WIDTH),
             lse[part].view(count, new, heads),
         )  # fmt: skip
     return out

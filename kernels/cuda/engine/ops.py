@@ -8,11 +8,13 @@ from torch import Tensor
 
 from kernels.cuda.engine import scaled
 from kernels.cuda.engine.attend import attend
-from kernels.cuda.engine.choice import index_topk, route, route_groups
-from kernels.cuda.engine.latent import attend_latent
+from kernels.cuda.engine.choice import index_topk, route, route_groups, route_invariant
+from kernels.cuda.engine.latent import attend_latent, attend_latent_invariant
 from kernels.cuda.engine.mla_layer import linear, mla_layer
 from kernels.operands import ExpertBank
 from kernels.reference.scaled import ScaledExperts
+from kernels.triton.engine.invariant import layer_with
+from kernels.triton.engine.ops import INVARIANT as TRITON_INVARIANT
 from kernels.triton.engine.ops import OPS as TRITON
 
 
@@ -33,4 +35,15 @@ OPS = replace(
     attend_latent=attend_latent,
     route_groups=route_groups,
     mla_layer=mla_layer,
+)
+
+# As `OPS`, and no row's bits depend on its batch. Attention over a window stays Triton's: by name, mixtures of what was
+# there before a batch and of what came with it are rounded each on its own.
+INVARIANT = replace(
+    TRITON_INVARIANT,
+    name="cuda",
+    index_topk=index_topk,
+    route=route_invariant,
+    attend_latent=attend_latent_invariant,
+    mla_layer=layer_with(attend_latent_invariant),
 )

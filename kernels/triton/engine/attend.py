@@ -20,9 +20,9 @@ _HEADS = 16  # that one program takes
 
 def attend(
     queries: Tensor, fresh: Tensor, spec: AttentionSpec, ragged: Ragged, ring: Ring, pages: Pages | None,
-    selection: Selection | None, rope: RopeTable,
+    selection: Selection | None, rope: RopeTable, parts: int = 0,
 ) -> Tensor:  # fmt: skip
-    """As reference.attend.attend."""
+    """As reference.attend.attend. `parts`: programs that share a row's keys; 0: as many as keep a GPU busy."""
     rows, on, pairs = len(queries), staged(ragged, queries.device), rope.cos.shape[1]
     wide = max(16, triton.next_power_of_2(spec.width))
     turned_queries, out = turn_queries(queries, spec, ragged, rope), queries.new_empty(rows, spec.heads * spec.width)
@@ -31,7 +31,7 @@ def attend(
     entries = 0 if pages is None else on.tables.shape[1] * pages.entries
     if selection is not None:
         entries = min(entries, selection.entries.shape[1])
-    parts = splits_of(rows, spec.heads, spec.window + entries)
+    parts = parts or splits_of(rows, spec.heads, spec.window + entries)
     mixed, weights = queries.new_empty(rows, spec.heads, parts, spec.width), queries.new_empty(rows, spec.heads, parts)
     narrow = ring.storage.dtype == torch.bfloat16
     _attend[(rows, parts, triton.cdiv(spec.heads, _HEADS))](

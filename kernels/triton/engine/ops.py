@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kernels import reference
+from kernels.triton.engine import invariant
 from kernels.triton.engine.attend import attend
 from kernels.triton.engine.compress import compress
 from kernels.triton.engine.experts import experts
@@ -37,4 +38,19 @@ OPS = replace(
     read_rows=read_rows,
     route_groups=route_groups,
     mla_layer=mla_layer,
+)
+
+# As `OPS`, and no row's bits depend on its batch.
+INVARIANT = replace(
+    OPS,
+    batch_invariant=True,
+    linear=invariant.linear,
+    hyper_pre=invariant.hyper_pre,
+    hyper_head=invariant.hyper_head,
+    attend=invariant.attend,
+    route=invariant.route,
+    experts=invariant.experts,
+    attend_latent=invariant.attend_latent,
+    route_groups=invariant.route_groups,
+    mla_layer=invariant.layer_with(invariant.attend_latent),
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -10,16 +13,17 @@ from kernels.operands import HyperHead, HyperSite
 from kernels.reference.norm import unit_rms
 from kernels.triton.engine.linear import FEW_ROWS, few_rows, linear
 
+Coefficients: TypeAlias = Callable[[Tensor, HyperSite | HyperHead], Tensor]
 _CHANNELS = 1024  # that one program of `hyper_post` writes of each stream
 
 
-def hyper_pre(x: Tensor, site: HyperSite) -> tuple[Tensor, Tensor, Tensor]:
-    """As reference.hyper.hyper_pre."""
+def hyper_pre(x: Tensor, site: HyperSite, coefficients: Coefficients | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """As reference.hyper.hyper_pre; `coefficients` instead of this module's product."""
     rows, m, hidden = x.shape
     out, post, comb = x.new_empty(rows, hidden), x.new_empty(rows, m), x.new_empty(rows, m, m)
     _site[(rows,)](
-        _coefficients(x, site), site.scale, site.base, x, site.norm, out, post, comb, site.hyper_eps, site.norm_eps,
-        M=m, LANES=triton.next_power_of_2(m), HIDDEN=hidden, TURNS=site.iterations,
+        (coefficients or _coefficients)(x, site), site.scale, site.base, x, site.norm, out, post, comb, site.hyper_eps,
+        site.norm_eps, M=m, LANES=triton.next_power_of_2(m), HIDDEN=hidden, TURNS=site.iterations,
         WIDE=triton.next_power_of_2(hidden), COLLAPSE=True, num_warps=8,
     )  # fmt: skip
     return out, post, comb
@@ -47,13 +51,14 @@ def hyper_post(x: Tensor, block: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     return out
 
 
-def hyper_head(x: Tensor, head: HyperHead) -> Tensor:
-    """As reference.hyper.hyper_head."""
+def hyper_head(x: Tensor, head: HyperHead, coefficients: Coefficients | None = None) -> Tensor:
+    """As reference.hyper.hyper_head; `coefficients` instead of this module's product."""
     rows, m, hidden = x.shape
     out = x.new_empty(rows, hidden)
     _head[(rows,)](
-        _coefficients(x, head), head.scale, head.base, x, head.norm, out, head.hyper_eps, head.norm_eps, M=m,
-        LANES=triton.next_power_of_2(m), HIDDEN=hidden, WIDE=triton.next_power_of_2(hidden), GIVEN=False, num_warps=8,
+        (coefficients or _coefficients)(x, head), head.scale, head.base, x, head.norm, out, head.hyper_eps,
+        head.norm_eps, M=m, LANES=triton.next_power_of_2(m), HIDDEN=hidden, WIDE=triton.next_power_of_2(hidden),
+        GIVEN=False, num_warps=8,
     )  # fmt: skip
     return out
 

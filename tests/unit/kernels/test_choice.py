@@ -82,3 +82,17 @@ def test_choosing_the_reference_does_not_import_numba() -> None:
 def test_compiled_kernels_are_cached_under_the_sources_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert cache_folder().startswith("/somewhere/deepinfer/kernels-")
+
+
+@pytest.mark.parametrize(("capability", "kernels"), [((9, 0), "cuda"), ((8, 9), "triton")])
+def test_kernels_of_a_gpu_are_batch_invariant_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], kernels: str
+) -> None:
+    pytest.importorskip("triton", reason="triton comes with the extras 'dev' and 'gpu'")
+    pretend(monkeypatch, capability)
+    monkeypatch.setattr(driver, "has_nvrtc", lambda: True)
+    fast, invariant = (choose(device="cuda", batch_invariant=asked) for asked in (False, True))
+    assert (fast.batch_invariant, invariant.batch_invariant) == (False, True)
+    assert fast.name == invariant.name == kernels and fast.linear is not invariant.linear
+    with pytest.raises(KernelError, match="stored weights are not batch invariant"):
+        choose(kernels, "cuda", batch_invariant=True, stored=True)
