@@ -7,7 +7,6 @@ and start, and behind its descriptor a memory file whose title has the name's no
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import secrets
 import select
@@ -17,9 +16,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-
 from fabric.errors import InvalidArgument
+from fabric.kvlink import pages
 from fabric.kvlink.link import Bytes
 from fabric.telemetry import logs
 
@@ -27,7 +25,8 @@ _log = logs.get("kvlink")
 _NAME = struct.Struct("<16sIQIQ16s")
 # A mapping of a file that shrinks would end its process: neither side maps one that can.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of linux/mman.h, which the mmap module does not name
+# Up to here all pages are given at once, wanted or not: huge ones take 0.1 s.
+_AT_ONCE_BYTES = 1 << 30
 _START_FIELD = 19  # of /proc/PID/stat, counted after the command's closing bracket
 
 
@@ -98,7 +97,8 @@ def boot() -> bytes:
 
 
 def allocate(nbytes: int, touched: bool = True) -> Shared:
-    """Zeroed memory under a name that nobody can guess; `touched`: the host has given all of its pages.
+    """Zeroed memory under a name that nobody can guess; `touched`: the host has given all of its pages, as it has of
+    memory that is not very large.
 
     Raises OSError where the host gives none.
     """
@@ -109,14 +109,14 @@ def allocate(nbytes: int, touched: bool = True) -> Shared:
     try:
         os.ftruncate(descriptor, nbytes)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        memory = _map(descriptor, nbytes, mmap.ACCESS_WRITE)
-        if touched:
-            memory.madvise(_POPULATE_WRITE)
+        memory = pages.map_file(descriptor, nbytes, writable=True)
+        if touched or nbytes <= _AT_ONCE_BYTES:
+            pages.give(memory)
     except BaseException:
         os.close(descriptor)
         raise
     name = SharedName(unnamed.boot, pid, unnamed.started, descriptor, nbytes, nonce)
-    return Shared(name, np.frombuffer(memory, np.uint8))
+    return Shared(name, memory)
 
 
 def open_mapping(name: SharedName, writable: bool = True) -> Mapping | None:
@@ -143,23 +143,16 @@ def _opened(name: SharedName, writable: bool) -> Bytes | None:
     path, title = Path(f"/proc/{name.pid}/fd/{name.descriptor}"), Path(f"/memfd:{name.title} (deleted)")
     if _started(name.pid) != name.started or path.readlink() != title:
         return None
-    mode, access = (os.O_RDWR, mmap.ACCESS_WRITE) if writable else (os.O_RDONLY, mmap.ACCESS_READ)
-    descriptor = os.open(path, mode | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         # The owner may have put another file behind its number since it was read: what was opened counts.
         if Path(f"/proc/self/fd/{descriptor}").readlink() != title or os.fstat(descriptor).st_size != name.nbytes:
             return None
         if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
             return None
-        return np.frombuffer(_map(descriptor, name.nbytes, access), np.uint8)
+        return pages.map_file(descriptor, name.nbytes, writable)
     finally:
         os.close(descriptor)
-
-
-def _map(descriptor: int, nbytes: int, access: int) -> mmap.mmap:
-    memory = mmap.mmap(descriptor, nbytes, access=access)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def _started(pid: int) -> int:
