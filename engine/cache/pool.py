@@ -15,6 +15,9 @@ from kernels.operands import CPU, Pages, Ring
 _TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+_ALIGNED = 256  # bytes between rows of a device are a multiple, for kernels that copy 16 at a time
+
+
 class CachePool:
     """Blocks hold GLOBAL groups and slots hold WINDOW groups, group after group, each `[layer][entry]`.
 
@@ -31,8 +34,8 @@ class CachePool:
     ) -> None:  # fmt: skip
         self.layout, self.dtype = layout, dtype
         apart = _is_apart(device)
-        self.blocks = _zeros(num_blocks, layout.block_bytes, device, None if apart else allocate)
-        self.slots = _zeros(num_slots, layout.window_bytes, device, None if apart else allocate)
+        self.blocks = _zeros(num_blocks, layout.block_bytes, device, allocate)
+        self.slots = _zeros(num_slots, layout.window_bytes, device, allocate)
         self._copies = [HostCopy(rows, allocate) for rows in (self.blocks, self.slots)] if apart and allocate else []
         self._host = [copy.rows for copy in self._copies] or [_on_host(self.blocks), _on_host(self.slots)]
         self._offsets = {**_offsets(layout.globals), **_offsets(layout.windows)}
@@ -116,6 +119,8 @@ def _is_apart(device: torch.device) -> bool:
 
 
 def _zeros(rows: int, width: int, device: torch.device, allocate: Allocate | None) -> torch.Tensor:
+    if _is_apart(device):
+        return torch.zeros(rows, -(-width // _ALIGNED) * _ALIGNED, dtype=torch.uint8, device=device)[:, :width]
     if allocate is None or not rows * width:
         return torch.zeros(rows, width, dtype=torch.uint8, device=device)
     return torch.from_numpy(allocate(rows * width)).view(rows, width)

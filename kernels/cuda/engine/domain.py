@@ -101,4 +101,4 @@ def _is_aligned(storage: Tensor, part: Pages | Ring) -> bool:
     if storage.dtype != torch.bfloat16 or storage.data_ptr() % 16:
         return False
     step = step_of(storage, part)
-    return not step % _ALIGNED and storage.numel() // step < 1 << 31
+    return not step % _ALIGNED and len(storage) * storage.stride(0) // step < 1 << 31

@@ -94,8 +94,8 @@ def joined(parts: Sequence[Mixed], spec: AttentionSpec, ragged: Ragged, rope: Ro
 
 def _as_places(storage: Tensor, width: int, step: int) -> Tensor:
     """Every place of the storage at which a row may begin, [places, width]: they overlap."""
-    flat = storage.view(-1)
-    return flat.as_strided(((flat.numel() - width) // step + 1, width), (step, 1))
+    last = (len(storage) - 1) * storage.stride(0) + storage.shape[1] - width
+    return storage.as_strided((last // step + 1, width), (step, 1))
 
 
 @triton.jit

@@ -49,6 +49,16 @@ def greedy(
     return tokens
 
 
+def agreeing(engine: Engine, reference: Engine, prompts: int, near: float) -> float:
+    """The share of prompts whose tokens are equal up to a near tie of the reference's own log probabilities."""
+    found, expected, agree = greedy(engine, prompts=prompts), greedy(reference, 2, prompts), 0
+    for name, told in expected.items():
+        pairs = zip((token for token, _ in found[name]), told, strict=True)
+        first = next((logprob for mine, (theirs, logprob) in pairs if mine != theirs), None)
+        agree += first is None or abs(first.top[0][1] - first.top[1][1]) < near
+    return agree / prompts
+
+
 def assert_same_tokens(engine: Engine, reference: Engine, prompts: int = PROMPTS, near: float = NEAR) -> None:
     """Equal tokens, but for those behind a near tie of the reference's own log probabilities."""
     found, expected = greedy(engine, prompts=prompts), greedy(reference, 2, prompts)
