@@ -14,7 +14,8 @@ from bench.table import Row
 from kernels.cuda import dense_decode, dense_decode_fp8
 from kernels.cuda.spans import Split, Workspace, fast_split, invariant_split, workspace_for
 from kernels.reference.dense_decode import WIDTH, PagedRecords
-from kernels.testing.dense_decode import BF16, FP8, Case, assert_case, make_case, make_record_case
+from kernels.testing.attention import BF16
+from kernels.testing.dense_decode import FP8, Case, assert_case, make_case, make_record_case
 
 _PROCESSORS, RECORD = 132, dense_decode_fp8.RECORD
 _HOSTILE = ((1, (0, 1, 130, 700)), (61, (3, 64, 0, 1_000)), (64, (128, 65, 2_047, 1)), (576, (575, 577, 64, 4_000)))

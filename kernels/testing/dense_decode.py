@@ -8,21 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.reference.dense_decode import VALUE_WIDTH, WIDTH, PagedLatents, PagedRecords, dense_decode
+from kernels.reference.dense_decode import WIDTH, PagedLatents, PagedRecords, dense_decode
+from kernels.testing.attention import BF16, Results, Tolerance, compare, poisoned, run_twice
 
-
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """Relative error (Frobenius), of lse, and of one channel: of its row's root mean square and of its own value."""
-
-    relative: float
-    lse: float
-    of_row: float
-    of_value: float
-
-
-# Weights and output are rounded to bf16 on the way (two roundings of 2**-9 each, at most).
-BF16 = Tolerance(6e-3, 1e-3, 4e-2, 2e-2)
 # Queries and weights are rounded to E4M3 (2**-4 each, at most); scores of hostile keys have a spread of two.
 FP8 = Tolerance(8e-2, 3.5e-1, 5e-1, 2e-1)
 
@@ -35,11 +23,9 @@ class Case:
     cache: PagedLatents | PagedRecords
     scale: float
 
-    def outputs(self) -> tuple[Tensor, Tensor]:
+    def outputs(self) -> Results:
         """Output and lse, poisoned."""
-        shape, device = self.query.shape[:3], self.query.device
-        output = torch.full((*shape, VALUE_WIDTH), torch.nan, dtype=torch.bfloat16, device=device)
-        return output, torch.full(tuple(shape), torch.nan, device=device)
+        return poisoned(self.query)
 
 
 def make_case(
@@ -104,26 +90,9 @@ def _tables(lengths: Sequence[int], page_tokens: int, draw: torch.Generator) -> 
     return tables, named
 
 
-def assert_case(case: Case, run: Callable[[Case], tuple[Tensor, Tensor]], tolerance: Tolerance = BF16) -> float:
+def assert_case(case: Case, run: Callable[[Case], Results], tolerance: Tolerance = BF16) -> float:
     """Runs twice and compares with float64. Returns the relative error (Frobenius); AssertionError beyond tolerance."""
-    found, lse = run(case)
-    again, lse_again = run(case)
-    if not (torch.equal(found, again) and torch.equal(lse, lse_again)):
-        raise AssertionError("a repeated call gave other bits")
-    expected, expected_lse = dense_decode(case.query, case.cache, case.scale)
-    empty = expected_lse == torch.inf
-    if not torch.equal(lse == torch.inf, empty) or bool((found[empty] != 0).any()):
-        raise AssertionError("a token that sees no key must have output 0 and lse +inf")
-    off = (lse - expected_lse)[~empty].abs()
-    if off.numel() and not float(off.max()) <= tolerance.lse:
-        raise AssertionError(f"lse is off by {float(off.max()):.3g}")
-    difference = found.to(torch.float64) - expected
-    error = float(difference.norm() / expected.norm()) if bool((~empty).any()) else float(difference.norm())
-    rows = expected.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-9)
-    worst = float((difference.abs() - tolerance.of_row * rows - tolerance.of_value * expected.abs()).max())
-    if not (error <= tolerance.relative and worst <= 0):
-        raise AssertionError(f"relative error {error:.3g}, one channel {worst:.3g} beyond its tolerance")
-    return error
+    return compare(run_twice(case, run), dense_decode(case.query, case.cache, case.scale), tolerance)
 
 
 def _hostile(pages: Tensor, draw: torch.Generator) -> Tensor:

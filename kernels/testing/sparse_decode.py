@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kernels.reference.sparse_decode import RecordKind, SparseCache, sparse_decode
+from kernels.testing.attention import BF16, Results, compare, hostile_indices, poisoned, run_twice
 
-# Output: weights and output are rounded to bf16 on the way (two roundings of 2**-9 each, at most).
-RELATIVE, LSE_ABSOLUTE = 6e-3, 2e-3
+TOLERANCE = replace(BF16, lse=2e-3)
 # V3.2's keys times fp32 scales do not fit bf16: their scores are rounded as well.
-LSE_ROUNDED_KEYS = 2e-2
-# One channel: of the root mean square of its row, and of its own value (its largest key's rounding among them).
-WORST_OF_ROW, WORST_OF_VALUE = 4e-2, 2e-2
+ROUNDED_KEYS = replace(BF16, lse=2e-2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,11 +26,9 @@ class Case:
     sink: Tensor | None
     scale: float
 
-    def outputs(self) -> tuple[Tensor, Tensor]:
+    def outputs(self) -> Results:
         """Output and lse, poisoned."""
-        queries, heads, _ = self.query.shape
-        output = torch.full((queries, heads, 512), torch.nan, dtype=torch.bfloat16, device=self.query.device)
-        return output, torch.full((queries, heads), torch.nan, device=self.query.device)
+        return poisoned(self.query)
 
 
 def make_case(
@@ -49,27 +45,11 @@ def make_case(
     return Case(query, main, extra or None, sinks, kinds[0].width ** -0.5)
 
 
-def assert_case(case: Case, run: Callable[[Case], tuple[Tensor, Tensor]]) -> float:
+def assert_case(case: Case, run: Callable[[Case], Results]) -> float:
     """Runs twice and compares with float64. Returns the relative error (Frobenius); AssertionError beyond tolerance."""
-    found, lse = run(case)
-    again, lse_again = run(case)
-    if not (torch.equal(found, again) and torch.equal(lse, lse_again)):
-        raise AssertionError("a repeated call gave other bits")
-    expected, expected_lse = sparse_decode(case.query, case.main, case.extra, case.sink, case.scale)
-    empty = expected_lse == torch.inf
-    if not torch.equal(lse == torch.inf, empty) or bool((found[empty] != 0).any()):
-        raise AssertionError("a query that names nothing must have output 0 and lse +inf")
-    off = (lse - expected_lse)[~empty].abs()
-    most = LSE_ROUNDED_KEYS if case.main.kind is RecordKind.V32 else LSE_ABSOLUTE
-    if off.numel() and not float(off.max()) <= most:
-        raise AssertionError(f"lse is off by {float(off.max()):.3g}")
-    difference = found.to(torch.float64) - expected
-    error = float(difference.norm() / expected.norm()) if bool((~empty).any()) else float(difference.norm())
-    rows = expected.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-9)
-    worst = float((difference.abs() - WORST_OF_ROW * rows - WORST_OF_VALUE * expected.abs()).max())
-    if not (error <= RELATIVE and worst <= 0):
-        raise AssertionError(f"relative error {error:.3g}, one channel {worst:.3g} beyond its tolerance")
-    return error
+    found = run_twice(case, run)
+    expected = sparse_decode(case.query, case.main, case.extra, case.sink, case.scale)
+    return compare(found, expected, ROUNDED_KEYS if case.main.kind is RecordKind.V32 else TOLERANCE)
 
 
 def _cache(
@@ -80,13 +60,7 @@ def _cache(
     if not hostile:
         chosen = torch.rand(queries, slots, generator=draw, device=device).topk(count).indices
         return SparseCache(kind, pages, page_tokens, chosen.to(torch.int32))
-    reach = slots // 2  # the other half is named by nobody
-    indices = torch.randint(0, reach, (queries, count), generator=draw, device=device, dtype=torch.int32)
-    wrong = torch.rand(queries, count, generator=draw, device=device) < 0.3
-    indices[wrong] = torch.where(torch.arange(int(wrong.sum()), device=device) % 3 > 0, -1, 2147480000).int()
-    lengths = torch.randint(0, count + 1, (queries,), generator=draw, device=device, dtype=torch.int32)
-    lengths[0], lengths[-1] = 0, count
-    indices[queries // 2] = -1
+    indices, lengths = hostile_indices(queries, count, slots // 2, draw)  # the other half is named by nobody
     cache = SparseCache(kind, pages, page_tokens, indices, lengths)
     named = torch.zeros(slots, dtype=torch.bool, device=device)
     named[indices[cache.valid()].long()] = True

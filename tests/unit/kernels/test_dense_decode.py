@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from kernels.cuda.spans import Split, fast_split, invariant_split, workspace_for
 from kernels.errors import KernelError
 from kernels.reference.dense_decode import PagedLatents, PagedRecords, check_operands, dense_decode
 from kernels.reference.sparse_decode import RecordKind, unpack
-from kernels.testing.dense_decode import BF16, FP8, Case, assert_case, make_case, make_record_case
+from kernels.testing.attention import BF16, SPOILS, Tolerance, assert_finds
+from kernels.testing.dense_decode import FP8, Case, assert_case, make_case, make_record_case
 
 CPU = torch.device("cpu")
 PAGES = (1, 2, 61, 64, 576)
@@ -72,27 +74,10 @@ def test_records_are_decoded_as_the_latents_they_hold() -> None:
     assert torch.equal(found_lse, lse)
 
 
-@pytest.mark.parametrize("spoil", ["bits", "lse", "empty", "value"])
-def test_the_check_finds_what_it_is_for(spoil: str) -> None:
-    case, calls = small(hostile=True), []
-
-    def wrong(given: Case) -> tuple[torch.Tensor, torch.Tensor]:
-        output, lse = run_reference(given)
-        calls.append(1)
-        if spoil == "bits" and len(calls) == 2:
-            output[1, 0, 0] += 1
-        if spoil == "lse":
-            lse[1] += 0.5
-        if spoil == "empty":
-            output[0, 0, 0] = torch.nan
-        if spoil == "value":
-            output[-1, 0, 0, 5] += 1000
-        return output, lse
-
-    for tolerance in (BF16, FP8):
-        calls.clear()
-        with pytest.raises(AssertionError):
-            assert_case(case, wrong, tolerance)
+@pytest.mark.parametrize("tolerance", [BF16, FP8], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("spoil", SPOILS)
+def test_the_check_finds_what_it_is_for(spoil: str, tolerance: Tolerance) -> None:
+    assert_finds(small(hostile=True), run_reference, partial(assert_case, tolerance=tolerance), spoil, empty=0)
 
 
 def test_operands_no_kernel_takes_are_refused() -> None:

@@ -19,6 +19,7 @@ from kernels.cuda.sparse_decode import PAIRS, compile_for, padded_keys, split_fo
 from kernels.cuda.sparse_decode import sparse_decode as launch
 from kernels.errors import KernelError
 from kernels.reference.sparse_decode import RecordKind, SparseCache, check_operands, sparse_decode, unpack
+from kernels.testing.attention import SPOILS, assert_finds
 from kernels.testing.sparse_decode import Case, assert_case, make_case
 
 CPU = torch.device("cpu")
@@ -83,25 +84,9 @@ def test_a_query_that_names_nothing_has_output_0_and_lse_infinity() -> None:
     assert not output[2].any() and bool((lse[2] == torch.inf).all())  # all of its indices are -1
 
 
-@pytest.mark.parametrize("spoil", ["bits", "lse", "empty", "value"])
+@pytest.mark.parametrize("spoil", SPOILS)
 def test_the_check_finds_what_it_is_for(spoil: str) -> None:
-    case, calls = small(hostile=True), []
-
-    def wrong(given: Case) -> tuple[torch.Tensor, torch.Tensor]:
-        output, lse = run_reference(given)
-        calls.append(1)
-        if spoil == "bits" and len(calls) == 2:
-            output[1, 0, 0] += 1
-        if spoil == "lse":
-            lse[1] += 0.1
-        if spoil == "empty":
-            output[2, 0, 0] = torch.nan
-        if spoil == "value":
-            output[-1, 0, 5] += 1
-        return output, lse
-
-    with pytest.raises(AssertionError):
-        assert_case(case, wrong)
+    assert_finds(small(hostile=True), run_reference, assert_case, spoil, empty=2)
 
 
 def test_operands_no_kernel_takes_are_refused() -> None:

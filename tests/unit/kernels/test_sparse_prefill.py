@@ -12,6 +12,7 @@ from kernels.cuda.driver import has_nvrtc
 from kernels.cuda.sparse_prefill import compile_for
 from kernels.errors import KernelError
 from kernels.reference.sparse_prefill import WIDTHS, check_operands, sparse_prefill
+from kernels.testing.attention import SPOILS, assert_finds
 from kernels.testing.sparse_prefill import Case, assert_case, make_case
 
 CPU = torch.device("cpu")
@@ -54,25 +55,9 @@ def test_a_query_that_names_nothing_has_output_0_and_lse_infinity() -> None:
         assert bool((lse[query] == torch.inf).all())
 
 
-@pytest.mark.parametrize("spoil", ["bits", "lse", "empty", "value"])
+@pytest.mark.parametrize("spoil", SPOILS)
 def test_the_check_finds_what_it_is_for(spoil: str) -> None:
-    case, calls = small(hostile=True), []
-
-    def wrong(given: Case) -> tuple[torch.Tensor, torch.Tensor]:
-        output, lse = run_reference(given)
-        calls.append(1)
-        if spoil == "bits" and len(calls) == 2:
-            output[1, 0, 0] += 1
-        if spoil == "lse":
-            lse[-1] += 0.1
-        if spoil == "empty":
-            output[0, 0, 0] = torch.nan
-        if spoil == "value":
-            output[-1, 0, 5] += 1000
-        return output, lse
-
-    with pytest.raises(AssertionError):
-        assert_case(case, wrong)
+    assert_finds(small(hostile=True), run_reference, assert_case, spoil, empty=0)
 
 
 def test_operands_no_kernel_takes_are_refused() -> None:
