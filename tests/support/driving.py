@@ -53,6 +53,7 @@ def whole(engine: Engine, prompt: tuple[int, ...], sampling: SamplingParams = GR
 def copy_kv(source: Engine, target: Engine, request_id: str, reservation: Reservation) -> None:
     """What push, landing and commit do between processes: copy a held prefill's records into a reservation."""
     held = source.held(request_id)
+    source.pool.fetch(held.block_table, (held.slot,))
     first = reservation.held_tokens // source.model.layout.block_tokens
     for group in source.model.layout.globals:
         for index in range(first, len(reservation.blocks)):
