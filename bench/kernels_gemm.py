@@ -113,10 +113,10 @@ _HOSTILE = ((5, 70, 384, 512), (3, 9, 2112, 1024))
 
 def sources() -> list[tuple[Path, str, dict[str, int]]]:
     """What is to be compiled."""
-    cuts = [(product.stream, product.form) for product in (*DENSE, *GROUPED)]
-    cuts += [(choose_stream(rows, channels, groups, tokens, *_kind(form)), form)
+    cuts = [(product.stream, product.form, product.layout == "dense") for product in (*DENSE, *GROUPED)]
+    cuts += [(choose_stream(rows, channels, groups, tokens, *_kind(form)), form, False)
              for groups, tokens, rows, channels in _HOSTILE for form in FORMATS]  # fmt: skip
-    return [(SOURCE, "sm_90a", defines_for(cut, *_kind(form))) for cut, form in dict.fromkeys(cuts)]
+    return [(SOURCE, "sm_90a", defines_for(cut, *_kind(form), dense)) for cut, form, dense in dict.fromkeys(cuts)]
 
 
 def gemm_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kernels.cuda.gemm_pack import CHUNK_BYTES
 from kernels.reference.gemm import DEPTH
@@ -13,6 +14,8 @@ PROCESSORS = 132  # multiprocessors of an H100 or H200
 _SPREAD = 1.3  # of the largest group's tokens over the average's, which should fit one tile
 _FEW_CHANNELS = 1024
 _FEW_TILES, _MOST_SPLIT = 64, 3  # below so many tiles of 64 rows, channels are split; four do not divide the chip
+_MANY, _MANY_OF_A_GROUP = 256, 64  # tokens beyond which large tiles are faster
+_LARGE_ROWS = (128, 144, 160, 176, 192)
 _SHARED_BYTES = 232_448 - 1024  # what a block may ask for, and room to align
 
 
@@ -35,8 +38,8 @@ class Stream:
     @property
     def threads(self) -> int:
         consumers = self.row_groups * self.depth_groups
-        traded = self.tokens == 128 and consumers == 2  # registers, which takes whole warpgroups
-        return 128 * consumers + (128 if traded else 32)
+        fewest = {64: 3, 128: 2}.get(self.tokens, 5)  # that trade registers, which takes whole warpgroups
+        return 128 * consumers + (128 if fewest <= consumers <= 4 else 32)
 
     @property
     def block_rows(self) -> int:
@@ -44,17 +47,23 @@ class Stream:
         return 64 * self.row_groups
 
     @property
+    def _octets(self) -> int:
+        """Of tokens, whose sums a warpgroup adds to its own."""
+        return -(-self.tokens // 8 // self.depth_groups)
+
+    @property
     def partial_bytes(self) -> int:
-        """Sums of a tile on their way out: fp32, or bf16 where they are whole."""
-        if self.depth_groups * self.split == 1 and self.tokens >= 16:
-            return 4 * self.row_groups * min(self.tokens, 64) * 32
-        octets = -(-self.tokens // 8 // self.split)
-        return self.split * self.depth_groups * octets * 8 * (self.block_rows * 4 + 16)
+        """Sums of a tile on their way out: fp32 for another warpgroup, or bf16 where they are whole."""
+        if self.depth_groups > 1:
+            return 2 * self._octets * self.row_groups * 128 * 16
+        return 4 * self.row_groups * min(self.tokens, 64) * 32 if self.split == 1 and self.tokens >= 16 else 0
 
     @property
     def apart_bytes(self) -> int:
         """Room for sums beside the ring: those of a block's only tile lie where the ring was, if all are its own."""
-        return 0 if self.once and self.split == 1 else self.partial_bytes
+        shares = -(-self._octets // self.split)
+        sent = self.depth_groups * shares * self.split * self.row_groups * 128 * 16 if self.split > 1 else 0
+        return sent + (0 if self.once else self.partial_bytes)
 
     def stage_bytes(self, fp4: bool) -> int:
         """One stage of the ring with its two barriers."""
@@ -75,6 +84,86 @@ class Stream:
         """Blocks of threads of a launch."""
         tiles = groups * -(-rows // self.block_rows) * -(-capacity // self.tokens)
         return self.split * (tiles if self.once else min(tiles, PROCESSORS * self.resident // self.split))
+
+
+@dataclass(frozen=True, slots=True)
+class Large:
+    """How a product of many tokens is cut (`gemm_large.cu`): tiles of 128 * passes tokens by `rows`.
+
+    Two blocks of threads of a cluster fetch together weights (share 1), activations (share 2) or nothing (0).
+    `span` columns of a warp's output are staged at a time.
+    """
+
+    rows: int
+    share: int = 1
+    passes: int = 1
+    span: int = 0
+
+    threads: ClassVar[int] = 384
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "span", self.span or self.rows)
+
+    @property
+    def tokens(self) -> int:
+        return 128 * self.passes
+
+    @property
+    def copied(self) -> tuple[int, int]:
+        """Tokens and rows that one copy fetches."""
+        return self.tokens // (2 if self.share == 2 else 1), self.rows // (2 if self.share == 1 else 1)
+
+    @property
+    def box(self) -> int:
+        """Columns of the output that one copy stores."""
+        return math.gcd(self.rows, 64)
+
+    @property
+    def stages(self) -> int:
+        """As many as shared memory holds."""
+        return (_SHARED_BYTES - 8 * 16 * self.span * 2) // self._stage_bytes
+
+    @property
+    def _stage_bytes(self) -> int:
+        """Operands, scales, a note and two barriers."""
+        return (self.tokens + self.rows) * DEPTH + self.tokens * 4 + 128 + 16
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * self._stage_bytes + 8 * 16 * self.span * 2
+
+    def blocks(self, groups: int, capacity: int, rows: int) -> int:
+        """Blocks of threads of a launch."""
+        token_tiles, row_tiles = -(-capacity // self.tokens), -(-rows // self.rows)
+        if self.share == 1:
+            token_tiles = -(-token_tiles // 2) * 2
+        if self.share == 2:
+            row_tiles = -(-row_tiles // 2) * 2
+        return min(groups * token_tiles * row_tiles, PROCESSORS)
+
+
+def choose_cut(
+    rows: int, channels: int, groups: int, tokens: int, fp4: bool = False, grain: int = 128
+) -> Stream | Large:  # fmt: skip
+    """The fastest cut found on an H200 for `tokens` in a group on average, of either kernel."""
+    if fp4 or tokens <= (_MANY if groups == 1 else _MANY_OF_A_GROUP):
+        return choose_stream(rows, channels, groups, tokens, fp4, grain)
+    return choose_large(rows, groups, tokens, grain)
+
+
+def choose_large(rows: int, groups: int, tokens: int, grain: int = 128) -> Large:
+    """The tile whose last turn of all multiprocessors is fullest, for `tokens` in a group on average.
+
+    A token's bits are the same whatever it says.
+    """
+    token_tiles = groups * -(-tokens // 128)
+    widths = [width for width in _LARGE_ROWS if grain == 128 or width % 32 == 0]
+
+    def turns(width: int) -> int:
+        pairs = -(-token_tiles // 2) * -(-rows // width)
+        return -(-pairs // (PROCESSORS // 2)) * width
+
+    return Large(min(widths, key=lambda width: (turns(width), -width)), share=1 if token_tiles > 1 else 0)
 
 
 def choose_stream(rows: int, channels: int, groups: int, tokens: int, fp4: bool = False, grain: int = 128) -> Stream:

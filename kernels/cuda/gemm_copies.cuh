@@ -36,9 +36,17 @@ __device__ __forceinline__ u32 address_in(u32 address, u32 rank) {
 }
 
 // To shared memory of a block of the cluster, whose barrier counts the bytes. Both addresses are of that block.
-__device__ __forceinline__ void send_float(u32 to, float x, u32 barrier) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
-                 "r"(__float_as_uint(x)), "r"(barrier) : "memory");
+__device__ __forceinline__ void send_sums(u32 to, const float *x, u32 barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::
+                     "r"(to), "r"(__float_as_uint(x[0])), "r"(__float_as_uint(x[1])), "r"(__float_as_uint(x[2])),
+                 "r"(__float_as_uint(x[3])), "r"(barrier) : "memory");
+}
+
+// A square of 8 x 8 numbers of 16 bits, of whose rows four lanes have a pair each: the square's columns.
+__device__ __forceinline__ u32 transpose(u32 x) {
+    u32 y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
 }
 
 __device__ __forceinline__ float2 read_pair(u32 address) {
@@ -50,9 +58,6 @@ __device__ __forceinline__ u32 read_word(u32 address) {
     u32 x;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
     return x;
-}
-__device__ __forceinline__ void store_float(u32 address, float x) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
 // Squares of 8 x 8 bf16, transposed, two rows of a column in a word: lane 8 i + j has the address of row j of square i.
 __device__ __forceinline__ void store_squares(u32 to, u32 a, u32 b, u32 c, u32 d) {

@@ -55,7 +55,8 @@ def gemm_stream(
         check_operands(activations, weights, counts, experts, output)
     parameters = parameters_of(activations, weights, counts, experts, output, stream, tensor_map)
     fp4, grain = isinstance(weights, PackedFp4), weights.grain
-    kernel = _kernel(stream, fp4, grain, activations.codes.device.index)
+    dense = parameters.groups == 1 and counts is None and experts is None
+    kernel = _kernel(stream, fp4, grain, dense, activations.codes.device.index)
     kernel.launch((stream.blocks(parameters.groups, parameters.capacity, parameters.rows), 1, 1), parameters)
 
 
@@ -78,22 +79,24 @@ def parameters_of(
     return found
 
 
-def defines_for(stream: Stream, fp4: bool, grain: int) -> dict[str, int]:
-    """Macros the source is compiled with."""
+def defines_for(stream: Stream, fp4: bool, grain: int, dense: bool = False) -> dict[str, int]:
+    """Macros the source is compiled with. `dense`: one group of tokens, which all count."""
     return {"FORMAT": 4 if fp4 else 8, "GRAIN": grain, "TOKENS": stream.tokens, "ROW_GROUPS": stream.row_groups,
             "DEPTH_GROUPS": stream.depth_groups, "SPLIT": stream.split, "STAGES": stream.stages(fp4),
-            "ONCE": int(stream.once), "RESIDENT": stream.resident}  # fmt: skip
+            "ONCE": int(stream.once), "RESIDENT": stream.resident, "DENSE": int(dense)}  # fmt: skip
 
 
-def compile_for(stream: Stream, fp4: bool, grain: int, architecture: str = "sm_90a") -> tuple[bytes, str]:
+def compile_for(
+    stream: Stream, fp4: bool, grain: int, dense: bool = False, architecture: str = "sm_90a"
+) -> tuple[bytes, str]:
     """Machine code and the compiler's report; needs no GPU."""
-    return compile_cubin(SOURCE, architecture, defines_for(stream, fp4, grain))
+    return compile_cubin(SOURCE, architecture, defines_for(stream, fp4, grain, dense))
 
 
 @functools.cache
-def _kernel(stream: Stream, fp4: bool, grain: int, device: int) -> Kernel:
+def _kernel(stream: Stream, fp4: bool, grain: int, dense: bool, device: int) -> Kernel:
     if torch.cuda.get_device_capability(device)[0] != 9:
         raise KernelError("this kernel is for Hopper (sm_90a)", fix="choose kernels=reference on this GPU")
     with torch.cuda.device(device):
-        cubin = compile_for(stream, fp4, grain)[0]
+        cubin = compile_for(stream, fp4, grain, dense)[0]
         return load(cubin, "gemm_stream", stream.threads, stream.shared_bytes(fp4))

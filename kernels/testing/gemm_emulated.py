@@ -10,20 +10,24 @@ from torch import Tensor
 
 from kernels.testing.emulated import EmulatedKernel
 
-_REPLACED = ("hopper.cuh", "gemm_products.cuh", "gemm_copies.cuh")
+_REPLACED = {
+    "hopper.cuh": "gemm_emulated.cuh", "gemm_products.cuh": None, "gemm_copies.cuh": None,
+    "gemm_large_products.cuh": None, "gemm_large_copies.cuh": "gemm_large_emulated.cuh",
+}  # fmt: skip
 
 
-def emulate(source: Path, defines: Mapping[str, int], blocks: int, folder: Path) -> EmulatedKernel:
-    """The kernel of `source` for a grid of `blocks`; `folder` takes what is built."""
-    (folder / source.name).write_text(source.read_text())
-    for name in _REPLACED:
-        first = name == _REPLACED[0]
-        (folder / name).write_text(f'#include "{Path(__file__).with_suffix(".cuh")}"\n' if first else "")
-    return EmulatedKernel(folder / source.name, source.stem, {**defines, "GRID": blocks}, folder)
+def emulate(source: Path, defines: Mapping[str, int], blocks: int, folder: Path, cluster: int = 1) -> EmulatedKernel:
+    """The kernel of `source` for a grid of `blocks`, `cluster` of them at a time; `folder` takes what is built."""
+    for beside in (source, *source.parent.glob(f"{source.stem}_*.cuh")):
+        (folder / beside.name).write_text(beside.read_text())
+    for name, instead in _REPLACED.items():
+        (folder / name).write_text(f'#include "{Path(__file__).parent / instead}"\n' if instead else "")
+    return EmulatedKernel(folder / source.name, source.stem, {**defines, "GRID": blocks}, folder, cluster)
 
 
 def tensor_map(tensor: Tensor, box: tuple[int, int, int]) -> bytes:
-    """`driver.tensor_map` of a byte-wide tensor, for the emulated copies."""
-    x, y, z = tensor.shape[2], tensor.shape[1], tensor.shape[0]
-    words = (tensor.data_ptr(), x, y, z, tensor.stride(1), tensor.stride(0), box[2], box[1], box[0])
+    """`driver.tensor_map` for the emulated copies, which count bytes."""
+    width, (z, y, x) = tensor.element_size(), tensor.shape
+    strides = (tensor.stride(1) * width, tensor.stride(0) * width)
+    words = (tensor.data_ptr(), x * width, y, z, *strides, box[2] * width, box[1], box[0])
     return bytes((ctypes.c_uint64 * 16)(*words))

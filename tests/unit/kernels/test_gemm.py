@@ -151,13 +151,44 @@ def test_source_run_on_the_cpu_equals_fp64(form: str, stream: Stream, tmp_path: 
     else:
         case = make_case(form, 2, 11, 128 if fp4 else 104, 384, CPU, 4, hostile=True)
     blocks = 2
-    kernel = emulate(SOURCE, defines_for(stream, fp4, grain), blocks, tmp_path)
+    kernel = emulate(
+        SOURCE, defines_for(stream, fp4, grain, dense=case.counts is None and stream.once), blocks, tmp_path
+    )
 
     def run(given: Case) -> torch.Tensor:
         weights = pack_fp4(given.weights) if isinstance(given.weights, Fp4Weights) else given.weights
         output = given.output()
         parameters = parameters_of(given.activations, weights, given.counts, given.experts, output, stream, tensor_map)
         kernel.launch(blocks, stream.threads, parameters)
+        return output
+
+    assert assert_case(case, run) < 2.5e-3
+
+
+CLUSTERS = (
+    (Stream(8, 1, 2, 3, once=True), 5),
+    (Stream(32, 1, 2, 2, once=True), 25),
+    (Stream(64, 2, 1, 3, once=True), 41),
+    (Stream(64, 1, 2, 2, once=True), 64),
+)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("stream", "tokens"), CLUSTERS)
+@pytest.mark.skipif(not has_compiler(), reason="needs g++")
+def test_blocks_that_share_channels_run_on_the_cpu_equal_fp64(
+    stream: Stream, tokens: int, form: str, tmp_path: Path
+) -> None:
+    fp4, grain = form == "fp4", 32 if form == "fp8 32" else 128
+    case = make_case(form, 1, tokens, 128 if fp4 else 72, 128 * 7, CPU, 4)
+    blocks = stream.blocks(1, tokens, 128 if fp4 else 72)
+    kernel = emulate(SOURCE, defines_for(stream, fp4, grain, dense=True), blocks, tmp_path, stream.split)
+
+    def run(given: Case) -> torch.Tensor:
+        weights = pack_fp4(given.weights) if isinstance(given.weights, Fp4Weights) else given.weights
+        output = given.output()
+        kernel.launch(blocks, stream.threads, parameters_of(given.activations, weights, None, None, output, stream,
+                                                            tensor_map))  # fmt: skip
         return output
 
     assert assert_case(case, run) < 2.5e-3
