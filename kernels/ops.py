@@ -66,5 +66,7 @@ class Ops:
     # Fp8Weights or Fp4Weights (reference/gemm.py) and the order of their outputs -> storage this backend multiplies
     # from; None: weights are to be dequantized and packed.
     keep: Callable[[Any, Tensor | None], Weights] | None = None
+    # By rank, rotated channels and type of cached latents: whether long chunks are faster un-absorbed.
+    expands: Callable[[int, int, torch.dtype], bool] = lambda _rank, _rope, _dtype: True
     captures: bool = False  # whether a decode step of these waits for nothing, so that a CUDA graph can hold it
     device: torch.device = CPU  # where weights, caches and activations are

@@ -32,7 +32,8 @@ def load(
 
     With `batch_invariant` attention has the absorbed form alone, so that no bit depends on how tokens are cut.
     """
-    config, expandable = parse(folder.config), not batch_invariant
+    config = parse(folder.config)
+    expandable = not batch_invariant and ops.expands(config.latent_rank, config.rope, dtype)
     options = parse_options(folder.config, config)
     weights = build(Reader(folder, upstream, progress, ops.device), config, ops, dtype, expandable)
     return Mla(config, options, weights, dtype, ops, block_tokens, expandable)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from kernels.cuda.engine import scaled
+from kernels.cuda.engine import domain, scaled
 from kernels.cuda.engine.attend import attend
 from kernels.cuda.engine.choice import index_topk, route, route_groups, route_invariant
 from kernels.cuda.engine.latent import attend_latent, attend_latent_invariant
@@ -27,6 +27,7 @@ def experts(x: Tensor, chosen: Tensor, weights: Tensor, bank: ExpertBank) -> Ten
 OPS = replace(
     TRITON,
     name="cuda",
+    expands=domain.expands,
     linear=linear,
     experts=experts,
     index_topk=index_topk,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,18 @@ def test_an_engine_decodes_from_stored_weights(tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["quantization_config"]["weight_block_size"] == [128, 128]
     engine = Engine.open(EngineConfig(folder, num_blocks=8, kernels="reference", weights="stored"))
     assert engine.model.family == "deepseek_v3"
+
+
+@pytest.mark.parametrize("expands", [True, False])
+def test_latents_are_expanded_only_where_the_operators_are_faster_so(expands: bool, tmp_path: Path) -> None:
+    asked = []
+
+    def asks(*latents: object) -> bool:
+        asked.append(latents)
+        return expands
+
+    folder, ops = mla.write_tiny(tmp_path / "model", mla.TinySpec("v3")), replace(choose("reference"), expands=asks)
+    family = open_family(folder, torch.float32, False, ops, 128, None)
+    assert asked == [(32, 16, torch.float32)]
+    assert (family.weights.layers[0].attention.expand is not None) is expands
+    torch.testing.assert_close(logits(family), logits(opened(folder, stored=False)), rtol=1e-4, atol=1e-4)
