@@ -49,14 +49,6 @@ __device__ __forceinline__ void copy_row(u32 to, const void *from, u32 bytes, u3
                  "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 
-// The whole of a page that is not read again: it makes room in the L2 first.
-__device__ __forceinline__ void copy_box_once(u32 to, const TensorMap *map, int page, u32 barrier) {
-    constexpr u64 evict_first = 0x12f0000000000000;
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-                 "[%1, {%2, %2, %3}], [%4], %5;" ::"r"(to), "l"(map), "r"(0), "r"(page), "r"(barrier), "l"(evict_first)
-                 : "memory");
-}
-
 // Tokens of one sequence that are scored together, and the tiles that any of them sees.
 struct Group {
     int sequence, token, count, first, tiles, end;
@@ -202,7 +194,7 @@ struct Copier {
         if (JOINED) {
             if (lane == 0) {
                 barrier_expect(full, KEY_BYTES + TILE * 4);
-                copy_box_once(to, &p.keys, pages.x, full);
+                copy_box(to, &p.keys, 0, 0, pages.x, full);
             }
         } else if (WHOLE) {
             if (lane == 0) {

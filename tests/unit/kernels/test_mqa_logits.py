@@ -16,7 +16,7 @@ from kernels.testing.mqa_logits import assert_logits, make_hostile, make_paged, 
 CPU = torch.device("cpu")
 LENGTHS = torch.tensor([130, 0, 1, 64, 65, 300])
 MANY = Plan(64, 4, False, 8, 2, 0, warpgroups=2, buffers=1)
-FEW = Plan(64, 1, True, 15, 2, 64, warpgroups=3, buffers=1, joined=True)
+FEW = Plan(64, 1, True, 9, 2, 64, warpgroups=3, buffers=1, joined=True)
 
 
 def run_reference(given: MqaOperands, logits: torch.Tensor) -> None:
