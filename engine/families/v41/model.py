@@ -11,6 +11,7 @@ import torch
 
 from engine.batch import RaggedBatch, Replay
 from engine.cache.pool import CachePool
+from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.reader import Progress, Reader
 from engine.families.fields import refusal
@@ -42,8 +43,12 @@ def load(
 ) -> V41:
     """Build the model from a folder; raises CheckpointError, naming file and tensor, for what cannot be served.
 
-    `batch_invariant` asks for nothing more: the forward is as invariant as its operators.
+    `batch_invariant` asks for nothing more: the forward is as invariant as its operators. Those of V4.1 alone are so on
+    the CPU only: a GPU's library sums rows in an order that depends on how many there are.
     """
+    if batch_invariant and ops.device.type != "cpu":
+        message, fix = f"V4.1 is not batch invariant on {ops.device}", "choose device=cpu or batch_invariant=False"
+        raise CheckpointError(message, file=folder.path, item="batch_invariant", fix=fix)
     config, options = parse(folder.config), parse_options(folder.config)
     memory = _memory(folder, config, ops)
     weights = build(Reader(folder, upstream, progress, ops.device), config, ops, dtype)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.batch import RaggedBatch
 from engine.cache.pool import CachePool
+from engine.checkpoint.errors import CheckpointError
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import InvalidParameter
@@ -148,3 +149,9 @@ def test_latents_are_expanded_only_where_the_operators_are_faster_so(expands: bo
     assert asked == [(32, 16, torch.float32)]
     assert (family.weights.layers[0].attention.expand is not None) is expands
     torch.testing.assert_close(logits(family), logits(opened(folder, stored=False)), rtol=1e-4, atol=1e-4)
+
+
+def test_v41_is_not_batch_invariant_on_a_gpu(tmp_path: Path) -> None:
+    ops = replace(choose("reference"), batch_invariant=True, device=torch.device("cuda"))
+    with pytest.raises(CheckpointError, match="not batch invariant on cuda.*choose device=cpu"):
+        open_family(write("v41", tmp_path / "model"), torch.float32, True, ops, 128, None)
