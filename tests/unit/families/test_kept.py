@@ -153,5 +153,5 @@ def test_latents_are_expanded_only_where_the_operators_are_faster_so(expands: bo
 
 def test_v41_is_not_batch_invariant_on_a_gpu(tmp_path: Path) -> None:
     ops = replace(choose("reference"), batch_invariant=True, device=torch.device("cuda"))
-    with pytest.raises(CheckpointError, match="not batch invariant on cuda.*choose device=cpu"):
+    with pytest.raises(CheckpointError, match=r"not batch invariant on cuda.*choose device=cpu"):
         open_family(write("v41", tmp_path / "model"), torch.float32, True, ops, 128, None)
