@@ -30,7 +30,7 @@ from kernels.operands import (
     Windows,
 )
 from kernels.reference.linear import Dense
-from kernels.triton.engine import attend, compress, experts, index, latent, linear, routing, rows, streams
+from kernels.triton.engine import attend, compress, experts, few_experts, index, latent, linear, routing, rows, streams
 
 _PAGE, _PAGES = 64, 4
 
@@ -74,6 +74,7 @@ def _moe(count: int, dtype: torch.dtype) -> None:
     if count <= linear.FEW_ROWS:
         linear.few_rows(x, _dense(dtype, 1, 2048, 2048), _empty(2048), 1e-6)
         linear.few_rows(x, _dense(dtype, 1, 2048, 2048), residual=x)
+        few_experts.routed_rows(x, router, bank, _empty(2048), 1e-6, x)
 
 
 def _streams(count: int) -> None:

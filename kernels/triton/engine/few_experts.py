@@ -53,16 +53,18 @@ def _run(
     middle = torch.empty(rows, slots, inner, dtype=torch.bfloat16 if rounds else torch.float32, device=x.device)
     out, done = x.new_empty(rows, hidden), chosen if router is None else _counter(router.gate.matrix)
     gate, up = words_of(bank.gate), words_of(bank.up)
+    logged = gate if router is None else words_of(router.gate)
     blocks, tile = triton.cdiv(inner, _ENTERING), min(triton.next_power_of_2(gate.shape[2]), _WORDS)
     limited = math.isfinite(bank.limit)
     _entering[(routers + min(known * blocks, _PROGRAMS), rows)](
         x, x if norm is None else norm, gate, up, chosen, weights, done, middle,
-        gate if router is None else words_of(router.gate), x if router is None or router.bias is None else router.bias,
+        logged, x if router is None or router.bias is None else router.bias,
         x if router is None else x.new_empty(rows, router.experts), eps, bank.limit if limited else 0.0,
         0.0 if router is None else router.scaling, hidden, inner, ROUTERS=routers, SLOTS=slots,
         LANES=triton.next_power_of_2(slots), KNOWN=known, LAST=bank.experts, BLOCKS=blocks, LINES=_ENTERING, TILE=tile,
         TURNS=triton.cdiv(gate.shape[2], tile), NORM=norm is not None, LIMITED=limited,
-        PAIRED=gate.dtype == torch.int32, ROUNDS=bank.gate.rounds, **choice_of(router), num_warps=_WARPS, **LAUNCH,
+        PAIRED=gate.dtype == torch.int32, ROUNDS=bank.gate.rounds, ROUTED=triton.cdiv(logged.shape[2], tile),
+        NARROW=logged.dtype == torch.int32, **choice_of(router), num_warps=_WARPS, **LAUNCH,
     )  # fmt: skip
     tile = min(triton.next_power_of_2(inner), 512)
     _leaving[(triton.cdiv(hidden, _LEAVING), rows)](
@@ -91,10 +93,10 @@ def _entering(
     x, norm, gate, up, chosen, weights, done, middle, matrix, bias, logits, eps, limit, scaling, hidden, inner,
     ROUTERS: tl.constexpr, SLOTS: tl.constexpr, LANES: tl.constexpr, KNOWN: tl.constexpr, LAST: tl.constexpr,
     BLOCKS: tl.constexpr, LINES: tl.constexpr, TILE: tl.constexpr, TURNS: tl.constexpr, NORM: tl.constexpr,
-    LIMITED: tl.constexpr, PAIRED: tl.constexpr, ROUNDS: tl.constexpr, EXPERTS: tl.constexpr, TOPK: tl.constexpr,
-    ALWAYS: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, BEST: tl.constexpr, SIZE: tl.constexpr,
-    GROUPED: tl.constexpr, SIZED: tl.constexpr, CHOICES: tl.constexpr, BIASED: tl.constexpr, SIGMOID: tl.constexpr,
-    NORMALIZE: tl.constexpr,
+    LIMITED: tl.constexpr, PAIRED: tl.constexpr, ROUNDS: tl.constexpr, ROUTED: tl.constexpr, NARROW: tl.constexpr,
+    EXPERTS: tl.constexpr, TOPK: tl.constexpr, ALWAYS: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
+    BEST: tl.constexpr, SIZE: tl.constexpr, GROUPED: tl.constexpr, SIZED: tl.constexpr, CHOICES: tl.constexpr,
+    BIASED: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
     """One logit of one row, by whose last program its experts are chosen; or item after item, each silu(gate x) * up x
     for LINES channels of the expert in one slot of one row, the weights of the next on their way."""
@@ -102,7 +104,9 @@ def _entering(
     source, words = x + row * hidden, hidden // (2 if PAIRED else 1)
     follow()
     if program < ROUTERS:
-        _logit(source, norm, matrix, logits + row * EXPERTS, eps, hidden, program, TILE, TURNS, NORM, PAIRED, ROUNDS)
+        _logit(
+            source, norm, matrix, logits + row * EXPERTS, eps, hidden, program, TILE, ROUTED, NORM, NARROW, NARROW
+        )  # fmt: skip
         tl.debug_barrier()
         if tl.atomic_add(done + row, 1, sem="acq_rel") == ROUTERS - 1:
             choose_row(
