@@ -38,13 +38,13 @@ from engine.requests import (
     SealedKV,
 )
 from engine.sampling.logits import Logits
-from engine.sampling.params import SamplingParams
 from engine.scheduler import Plan, Scheduler, SchedulerPolicy
 from engine.sealing import Sealer
 from engine.sequence import Phase, Role, Sequence
 from engine.stats import Counters, EngineStats
 from engine.stops import FinishReason
 from engine.transfer import TransferDesk
+from engine.warm_up import warm_up
 from engine.windows import served
 from kernels import choose
 
@@ -121,7 +121,8 @@ class Engine:
         pool = CachePool(model.layout, *config.memory(model.layout), dtype, ops.device, allocate)
         tokenizer = config.model_dir / "tokenizer.json"
         engine = cls(family, pool, model, config, open_tokenizer(tokenizer) if tokenizer.exists() else None, clock)
-        engine._warm_up()
+        warm_up(engine)
+        engine._counters.reset()
         return engine
 
     # --- lives -----------------------------------------------------------------------------------------------------
@@ -310,7 +311,7 @@ class Engine:
         batch, rows = assemble(plan.chunks, self.model.layout)
         try:
             with torch.inference_mode():
-                logits = self._logits(batch)
+                logits = self._logits(batch, plan)
         except Exception as error:  # whatever a request makes the model raise must not take the others along
             return self._isolate(plan, error)
         events = self._committer.commit(rows, logits)
@@ -323,23 +324,11 @@ class Engine:
                 events.append(self._finished(sequence))
         return events
 
-    def _logits(self, batch: RaggedBatch) -> Logits:
+    def _logits(self, batch: RaggedBatch, plan: Plan) -> Logits:
         if self.graphs is not None and self.graphs.takes(batch):
-            return self.graphs.run(batch)
+            return self.graphs.run(batch, self._scheduler.goes_on(plan))
         work = partial(self._family.forward, batch, self.pool)
         return Logits(threads.run(self._threads, len(batch.tokens), self._clock, work))
-
-    def _warm_up(self) -> None:
-        """Run one short request, so that compiling kernels delays the start and not the first user."""
-        limit = min(self.memory.blocks.total * self.memory.block_tokens, self.model.max_context_tokens)
-        prompt = (0,) * min(self.memory.block_tokens + 1, limit - 2)
-        params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-        self.submit(GenerateRequest("warm-up", prompt, params, cache=False))
-        while self.has_work:
-            for event in self.step():
-                if isinstance(event, Failed):
-                    raise event.error
-        self._counters.reset()
 
     def _restore(self, plan: Plan) -> None:
         for restore in plan.restores:

@@ -1,4 +1,10 @@
-"""Decode as one CUDA graph for each size of batch: static operands, one copy of the plan, one launch. Knows no ops."""
+"""Decode as one CUDA graph for each size of batch: static operands, one copy of the plan, one launch. Knows no ops.
+
+Where a step most likely goes on with the likeliest tokens of the same sequences, the next one is queued before this
+one's tokens are known here: the device moves the plan on by itself. `run` takes what was queued if it is what is asked
+for, token by token, and computes anew if it is not; what such a step then cached lies behind its sequences' ends, in
+blocks that were theirs when it was queued, and whoever uses those next is queued behind it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,7 @@ from engine.batch import RaggedBatch
 from engine.cache.pool import CachePool
 from engine.sampling.logits import Logits, best
 from kernels.operands import Ragged, Windows
-from kernels.staging import flat, remember, views
+from kernels.staging import flat, remember, staged, views
 
 _FILLERS = (("tokens", 0), ("positions", -1), ("context", 0), ("slots", -1))  # of rows that are nobody's
 
@@ -48,6 +54,8 @@ class _Captured:
     graph: torch.cuda.CUDAGraph
     logits: Tensor
     best: Tensor
+    found: Tensor  # pinned: `best` of the last run
+    move_on: torch.cuda.CUDAGraph | None  # makes the plan the next step's; None where the device alone cannot know it
 
 
 class DecodeGraphs:
@@ -57,7 +65,8 @@ class DecodeGraphs:
         self._family, self._pool = family, pool
         self._width = min(pool.layout.blocks_for(family.max_context_tokens), pool.blocks.shape[0])
         self._memory = torch.cuda.graph_pool_handle()
-        self._copied = torch.cuda.Event()
+        self._copied, self._found = torch.cuda.Event(), torch.cuda.Event()
+        self._ahead: _Captured | None = None  # whose next step is queued, as its plan says
         self._sizes = {size: self._capture(size) for size in reversed(sizes_of(most))}  # the largest takes the memory
 
     def takes(self, batch: RaggedBatch) -> bool:
@@ -65,24 +74,40 @@ class DecodeGraphs:
         one_each = batch.images is None and batch.rows == batch.sequences == len(batch.logit_rows)
         return one_each and batch.rows <= max(self._sizes) and self._family.decodes(batch)
 
-    def run(self, batch: RaggedBatch) -> Logits:
-        """The logits of a batch that `takes` admits. Raises ValueError if it does not fit the cache."""
+    def run(self, batch: RaggedBatch, goes_on: bool = False) -> Logits:
+        """The logits of a batch that `takes` admits. Raises ValueError if it does not fit the cache.
+
+        With `goes_on` only the likeliest tokens may be asked of them, and the next step is queued where it has room.
+        """
         rows = self._family.plan(batch, self._pool)
         captured = self._sizes[min(size for size in self._sizes if size >= batch.rows)]
-        self._copied.synchronize()  # of the run before, from the same memory
-        lay(rows, captured.plan)
-        captured.device.copy_(captured.host, non_blocking=True)
-        self._copied.record()
-        captured.graph.replay()
-        return Logits(captured.logits[: batch.rows], captured.best)
+        if self._ahead is not captured or not holds(captured.plan, rows):
+            self._copied.synchronize()  # of the run before, from the same memory
+            lay(rows, captured.plan)
+            captured.device.copy_(captured.host, non_blocking=True)
+            self._copied.record()
+            captured.graph.replay()
+        self._ahead = None
+        captured.found.copy_(captured.best, non_blocking=True)
+        self._found.record()
+        if goes_on and captured.move_on is not None and has_room(batch, self._pool.layout.block_tokens):
+            captured.move_on.replay()
+            captured.graph.replay()
+            self._ahead = captured
+        self._found.synchronize()
+        if self._ahead is captured:
+            move_on(captured.plan, captured.found[0].numpy())
+        return Logits(captured.logits[: batch.rows], captured.found)
 
     def replay_largest(self) -> None:
         """Queue the largest graph again with the operands of its last run: it computes and caches the same."""
+        self._ahead = None
         self._sizes[max(self._sizes)].graph.replay()
 
     @torch.inference_mode()
     def replay_empty(self) -> None:
         """Queue every graph for a batch of nobody: nothing that is cached may change."""
+        self._ahead = None
         for captured in self._sizes.values():
             for name, filler in _FILLERS:
                 getattr(captured.plan, name)[:] = filler
@@ -104,7 +129,19 @@ class DecodeGraphs:
         with torch.cuda.graph(graph, pool=self._memory):
             logits = self._family.decode(plan, self._pool)
             found = best(logits)
-        return _Captured(plan, host, device, graph, logits, found)
+        following = None if plan.windows else self._capture_following(plan, found)
+        return _Captured(
+            plan, host, device, graph, logits, found, torch.empty_like(found).cpu().pin_memory(), following
+        )
+
+    def _capture_following(self, plan: Ragged, found: Tensor) -> torch.cuda.CUDAGraph:
+        on, graph = staged(plan, found.device), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            live = (on.positions >= 0).to(torch.int32)
+            on.tokens.copy_(found[0] * live)
+            on.positions.add_(live)
+            on.context.add_(live)
+        return graph
 
 
 def sizes_of(most: int) -> list[int]:
@@ -138,6 +175,33 @@ def lay(rows: Ragged, plan: Ragged) -> None:
     for rate, windows in plan.windows.items():
         _fill(windows.sequence, rows.windows[rate].sequence, -1)
         _fill(windows.window, rows.windows[rate].window, 0)
+
+
+def has_room(batch: RaggedBatch, block_tokens: int) -> bool:
+    """Whether one more token of each sequence lies in a block it has."""
+    return all(
+        len(table) * block_tokens > context + 1
+        for table, context in zip(batch.block_tables, batch.context.tolist(), strict=True)
+    )
+
+
+def move_on(plan: Ragged, tokens: np.ndarray) -> None:
+    """Make `plan` the step that follows it with these tokens [rows of the plan]; nobody's rows stay as they are."""
+    live = plan.positions >= 0
+    plan.tokens[live] = tokens[live]
+    for array in (plan.positions, plan.context):
+        array[live] += 1
+
+
+def holds(plan: Ragged, rows: Ragged) -> bool:
+    """Whether `plan` is `rows`, one a sequence, and nobody behind them; of a family without windows."""
+    count, width = rows.tables.shape
+    return (
+        not bool((plan.positions[count:] >= 0).any())
+        and all(np.array_equal(getattr(plan, name)[:count], getattr(rows, name)) for name, _ in _FILLERS)
+        and np.array_equal(plan.window_floors[:count], rows.window_floors)
+        and np.array_equal(plan.tables[:count, :width], rows.tables)
+    )
 
 
 def _fill(target: np.ndarray, values: np.ndarray, filler: int) -> None:

@@ -135,6 +135,10 @@ class Scheduler:
         else:
             self._memory.give((), (restore.anchor_slot,))
 
+    def goes_on(self, plan: Plan) -> bool:
+        """Whether the step after `plan` most likely has the same sequences, each with its likeliest token."""
+        return not self._waiting and all(chunk.sequence.goes_on for chunk in plan.chunks)
+
     def plan(self) -> Plan:
         """The next step: running decodes first, then running prefills, then admissions, all in rank order."""
         alone = self._plan_alone()

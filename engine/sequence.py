@@ -10,6 +10,7 @@ from engine.images import ImageSpan
 from engine.prefix import KeyChain
 from engine.sampling.logprobs import TokenLogprob
 from engine.sampling.params import SamplingParams
+from engine.sampling.sampler import Row
 from engine.stops import Stop, StopWatch
 
 
@@ -81,6 +82,12 @@ class Sequence:
     def decoding(self) -> bool:
         """Whether only the last output token is pending."""
         return bool(self.output) and self.pending_tokens == 1
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the likeliest token is all that is wanted next, and unless that is a stop another one follows."""
+        row = Row(self.sampling, self.seed, (), self.output)
+        return row.plain and row.greedy and len(self.output) + 1 < self.sampling.max_tokens
 
     @property
     def suspect(self) -> bool:

@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 import torch
 
-from engine.graphs import lay, mapped, nobody, sizes_of
+from engine.batch import RaggedBatch
+from engine.graphs import has_room, holds, lay, mapped, move_on, nobody, sizes_of
 from kernels.operands import CPU, Ragged, Windows
 from kernels.staging import flat, on_device, staged, views
 
@@ -61,3 +62,39 @@ def test_a_batch_is_staged_once_and_a_changed_copy_anew() -> None:
     other = dataclasses.replace(rows, positions=rows.positions + 1)
     assert staged(other, CPU).positions.tolist() == [4, 9]
     assert on_device(rows.positions, CPU).data_ptr() == rows.positions.ctypes.data
+
+
+def laid(contexts: list[int], size: int = 4) -> Ragged:
+    shape = nobody(size, 6, {})
+    plan = mapped(torch.from_numpy(flat(shape)), shape)
+    lay(dataclasses.replace(decode_rows(contexts, 5), windows={}), plan)
+    return plan
+
+
+def following(contexts: list[int], tokens: list[int]) -> Ragged:
+    rows = decode_rows([context + 1 for context in contexts], 5)
+    return dataclasses.replace(rows, tokens=np.array(tokens, np.int64), windows={})
+
+
+def test_a_plan_moved_on_is_the_next_step_and_no_other() -> None:
+    plan = laid([3, 8])
+    move_on(plan, np.array([11, 12, 99, 99]))
+    step = following([3, 8], [11, 12])
+    assert holds(plan, step)
+    assert plan.tokens.tolist() == [11, 12, 0, 0] and plan.positions.tolist() == [4, 9, -1, -1]
+    assert not holds(plan, following([3, 8], [11, 13])), "another token"
+    assert not holds(plan, following([3, 9], [11, 12])), "another position"
+    assert not holds(plan, following([3], [11])), "one sequence has ended"
+    assert not holds(plan, dataclasses.replace(step, tables=step.tables + 1)), "other blocks"
+    assert not holds(plan, dataclasses.replace(step, slots=step.slots + 1)), "another slot"
+    assert not holds(plan, dataclasses.replace(step, floors=np.ones(2, np.int32))), "a window ends earlier"
+
+
+def test_the_next_step_has_room_while_each_sequence_has_a_place_behind_this_ones() -> None:
+    def batch(*contexts: int) -> RaggedBatch:
+        count, none = len(contexts), np.zeros(len(contexts), np.int64)
+        tables = tuple((0,) * (context // 16 + 1) for context in contexts)
+        return RaggedBatch(none, none, np.arange(count + 1), np.array(contexts, np.int32), tables, none, none)
+
+    assert has_room(batch(0, 14, 16), 16)
+    assert not has_room(batch(0, 15), 16)
