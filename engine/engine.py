@@ -106,6 +106,7 @@ class Engine:
             torch.set_num_threads(config.threads)
         dtype: torch.dtype = getattr(torch, config.dtype)
         ops = choose(config.kernels, config.device, config.batch_invariant, config.weights == "stored")
+        threads.use(ops.device)
         with load_bar(config.model_dir.name) as progress:
             family = open_family(config.model_dir, dtype, config.batch_invariant, ops, config.block_tokens, progress)
         model = ModelInfo(
@@ -260,6 +261,7 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Schedule, run and commit once. Returns what happened since the last step; empty if nothing could run."""
+        threads.use(self.pool.blocks.device)
         events, self._outbox = self._outbox, []
         plan = self._scheduler.plan()
         events.extend(self._preempted(plan.preempted))

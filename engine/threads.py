@@ -68,3 +68,9 @@ def run(choice: ThreadChoice, rows: int, clock: Callable[[], float], work: Calla
         torch.set_num_threads(most)
     choice.took(rows, threads, clock() - started)
     return result
+
+
+def use(device: torch.device) -> None:
+    """Make `device` the calling thread's: kernels go to the current one of the thread that launches them."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
