@@ -143,7 +143,8 @@ def _options(plan: Plan, folder: Path, direct: bool) -> Sequence[str]:
     gigabytes = str(2 * plan.disk_blocks / 1024)
     memory = ("--memory-mb", str(4 * plan.disk_read), "--landing-mb", str(4 * plan.disk_read))
     way = "--nvme-direct" if direct else "--no-nvme-direct"
-    return *memory, "--nvme-dir", str(folder), "--nvme-gb", gigabytes, way
+    queue = ("--nvme-queue-share", "0.75")  # what was put last may not be synced when more is put
+    return *memory, *queue, "--nvme-dir", str(folder), "--nvme-gb", gigabytes, way
 
 
 @asynccontextmanager
@@ -154,7 +155,7 @@ async def _store(plan: Plan, folder: Path, direct: bool) -> AsyncIterator[StoreW
 
 
 async def _fill(plan: Plan, worker: StoreWorker, folder: Path, prefix: Prefix) -> None:
-    """Puts the prefix and waits until all of it is on the disk: written behind, and dropped where a queue is full."""
+    """Puts the prefix, some at a time, each on the disk before the next: a full queue would drop some."""
     source = worker.link.register(prefix.content)
     for first in range(0, plan.disk_blocks, plan.disk_read):
         end = min(first + plan.disk_read, plan.disk_blocks)
@@ -220,7 +221,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=21, help="reads from DRAM")
     parser.add_argument("--disk-blocks", type=int, default=512, help="blocks on disk")
     parser.add_argument("--disk-read", type=int, default=128, help="blocks of one read from the disk")
-    parser.add_argument("--disk-rounds", type=int, default=5, help="passes over the disk, each way; 0: none")
+    parser.add_argument("--disk-rounds", type=int, default=9, help="passes over the disk, each way; 0: none")
     parser.add_argument("--window-bytes", type=int, default=16 << 20, help="landing memory of one read")
     options = parser.parse_args(arguments)
     if min(options.blocks, options.rounds, options.disk_blocks, options.disk_read) < 1:
