@@ -15,7 +15,7 @@ _SPREAD = 1.3  # of the largest group's tokens over the average's, which should 
 _FEW_CHANNELS = 1024
 _FEW_TILES, _MOST_SPLIT = 64, 3  # below so many tiles of 64 rows, channels are split; four do not divide the chip
 _MANY, _MANY_OF_A_GROUP = 256, 64  # tokens beyond which large tiles are faster
-_LARGE_ROWS = (128, 144, 160, 176, 192)
+_LARGE_ROWS = (128, 160, 192)
 _SHARED_BYTES = 232_448 - 1024  # what a block may ask for, and room to align
 
 
@@ -90,56 +90,45 @@ class Stream:
 class Large:
     """How a product of many tokens is cut (`gemm_large.cu`): tiles of 128 * passes tokens by `rows`.
 
-    Two blocks of threads of a cluster fetch together weights (share 1), activations (share 2) or nothing (0).
-    `span` columns of a warp's output are staged at a time.
+    `share`: two blocks of threads of a cluster fetch weights together. `handover`: how many products of one warpgroup
+    are left when the next begins its own; 0: warpgroups take no turns.
     """
 
     rows: int
-    share: int = 1
+    share: bool = False
     passes: int = 1
-    span: int = 0
+    handover: int = 1
 
     threads: ClassVar[int] = 384
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "span", self.span or self.rows)
 
     @property
     def tokens(self) -> int:
         return 128 * self.passes
 
     @property
-    def copied(self) -> tuple[int, int]:
-        """Tokens and rows that one copy fetches."""
-        return self.tokens // (2 if self.share == 2 else 1), self.rows // (2 if self.share == 1 else 1)
+    def copied_rows(self) -> int:
+        """Rows of weights that one copy fetches."""
+        return self.rows // 2 if self.share else self.rows
 
     @property
-    def box(self) -> int:
-        """Columns of the output that one copy stores."""
-        return math.gcd(self.rows, 64)
-
-    @property
-    def stages(self) -> int:
-        """As many as shared memory holds."""
-        return (_SHARED_BYTES - 8 * 16 * self.span * 2) // self._stage_bytes
-
-    @property
-    def _stage_bytes(self) -> int:
+    def stage_bytes(self) -> int:
         """Operands, scales, a note and two barriers."""
         return (self.tokens + self.rows) * DEPTH + self.tokens * 4 + 128 + 16
 
     @property
+    def stages(self) -> int:
+        """As many as shared memory holds."""
+        return _SHARED_BYTES // self.stage_bytes
+
+    @property
     def shared_bytes(self) -> int:
-        return self.stages * self._stage_bytes + 8 * 16 * self.span * 2
+        return self.stages * self.stage_bytes
 
     def blocks(self, groups: int, capacity: int, rows: int) -> int:
         """Blocks of threads of a launch."""
-        token_tiles, row_tiles = -(-capacity // self.tokens), -(-rows // self.rows)
-        if self.share == 1:
-            token_tiles = -(-token_tiles // 2) * 2
-        if self.share == 2:
-            row_tiles = -(-row_tiles // 2) * 2
-        return min(groups * token_tiles * row_tiles, PROCESSORS)
+        together = 2 if self.share else 1
+        units = -(-capacity // (self.tokens * together))
+        return min(groups * units * together * -(-rows // self.rows), PROCESSORS)
 
 
 def choose_cut(
@@ -157,13 +146,11 @@ def choose_large(rows: int, groups: int, tokens: int, grain: int = 128) -> Large
     A token's bits are the same whatever it says.
     """
     token_tiles = groups * -(-tokens // 128)
-    widths = [width for width in _LARGE_ROWS if grain == 128 or width % 32 == 0]
 
-    def turns(width: int) -> int:
-        pairs = -(-token_tiles // 2) * -(-rows // width)
-        return -(-pairs // (PROCESSORS // 2)) * width
+    def cost(width: int) -> int:
+        return -(-token_tiles * -(-rows // width) // PROCESSORS) * width
 
-    return Large(min(widths, key=lambda width: (turns(width), -width)), share=1 if token_tiles > 1 else 0)
+    return Large(min(_LARGE_ROWS, key=lambda width: (cost(width), -width)))
 
 
 def choose_stream(rows: int, channels: int, groups: int, tokens: int, fp4: bool = False, grain: int = 128) -> Stream:

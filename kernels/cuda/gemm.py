@@ -1,0 +1,38 @@
+"""Block-scaled product on Hopper by whichever kernel its cut belongs to. Definition: reference/gemm.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from kernels.cuda import gemm_large, gemm_stream
+from kernels.cuda.gemm_choice import Large, Stream
+from kernels.cuda.gemm_pack import PackedFp4
+from kernels.errors import KernelError
+from kernels.reference.gemm import Activations, Fp8Weights
+
+
+def gemm(
+    activations: Activations, weights: Fp8Weights | PackedFp4, counts: Tensor | None, experts: Tensor | None,
+    output: Tensor, cut: Stream | Large,
+) -> None:  # fmt: skip
+    """Fill output bf16 [groups, capacity, rows] where tokens count; elsewhere it keeps its bytes.
+
+    `cut` is what `choose_cut` said for these shapes. Raises KernelError for operands the kernel does not take, before
+    anything is launched.
+    """
+    if isinstance(cut, Stream):
+        gemm_stream.gemm_stream(activations, weights, counts, experts, output, cut)
+    elif isinstance(weights, Fp8Weights):
+        gemm_large.gemm_large(activations, weights, counts, experts, output, cut)
+    else:
+        raise KernelError("the kernel for many tokens takes no FP4 weights", fix="pass what choose_cut says for fp4")
+
+
+def source_for(cut: Stream | Large, fp4: bool, grain: int) -> tuple[Path, str, Mapping[str, int]]:
+    """Source, architecture and macros of the kernel, for `compile_ahead`."""
+    if isinstance(cut, Stream):
+        return gemm_stream.SOURCE, "sm_90a", gemm_stream.defines_for(cut, fp4, grain)
+    return gemm_large.SOURCE, "sm_90a", gemm_large.defines_for(cut, grain)

@@ -1,0 +1,246 @@
+// Block-scaled FP8 product for many tokens (sm_90a): output[token, row] = sum_k activation[token, k] * weight[row, k].
+//
+// Blocks of threads that stay take one tile of the output after another, TOKENS = 128 * PASSES by ROWS. Three warps fill
+// a ring of shared memory, 128 channels at a time; two warpgroups multiply 64 * PASSES tokens each. Products of 128
+// channels leave the tensor cores times the scales of their token and of their weights; while one warpgroup adds them
+// up, the tensor cores work for the other, and while it writes a tile, they work on its next. SHARE: two blocks of a
+// cluster take tiles side by side along tokens and fetch half of the weights each. Channels are added in their order
+// whatever the tile, so that a token's bits depend on nothing but its own operands.
+//
+// GRAIN 128: an fp32 scale for 128 x 128 weights; GRAIN 32: an e8m0 scale for 32 x 32. STAGES of the ring.
+
+#include "hopper.cuh"
+#include "gemm_copies.cuh"
+#include "gemm_large_products.cuh"
+#include "gemm_large_copies.cuh"
+
+constexpr int CONSUMERS = 256, DEPTH = 128, TOKENS = 128 * PASSES, CLUSTER = SHARE ? 2 : 1;
+constexpr int ACTIVATION = TOKENS * DEPTH, WEIGHT = ROWS * DEPTH;
+constexpr bool CROSSING = ROWS % 128 != 0;  // tiles need not begin where a scale does
+constexpr int SCALE_ROWS = GRAIN == 32 ? ROWS / 32 : CROSSING ? 2 : 1;
+constexpr int SLICE = 32;  // columns that surely share a scale
+static_assert(ROWS % SLICE == 0, "a tile");
+
+// What a stage says beside its operands: words of the weights' scales, and with the first of a tile where that lies and
+// which of its tokens count.
+constexpr int NOTE = 128, PLACE = 32, COUNTED = 48;
+constexpr int WEIGHTS = STAGES * ACTIVATION, SCALES = WEIGHTS + STAGES * WEIGHT;
+constexpr int NOTES = SCALES + STAGES * TOKENS * 4, FULL = NOTES + STAGES * NOTE, FREE = FULL + 8 * STAGES;
+constexpr int ARRIVALS = 32 + 2;  // at a full stage: the lanes that fetch scales, activations and weights
+
+struct Parameters {
+    TensorMap activation_map;   // [groups, capacity, channels]
+    TensorMap weight_map;       // [groups, rows, channels]
+    const u32 *weight_scales;   // fp32 [groups, rows / 128, blocks] or four e8m0 in a word [groups, rows / 32, blocks]
+    const float *scales;        // [groups, blocks, padded]
+    u16 *output;                // bf16 [groups, capacity, rows]
+    const int *counts;          // [groups] tokens, or null: `capacity` in each
+    const int *experts;         // [capacity] or null: whose weights the tokens of a tile take (one group), or -1
+    int groups, capacity, padded, rows, blocks, unused[1];
+};
+
+// A place in the ring, and the parity of the barrier to wait for there.
+struct Ring {
+    int stage;
+    u32 parity;
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+#include "gemm_large_walk.cuh"
+#include "gemm_large_fetch.cuh"
+#include "gemm_large_write.cuh"
+
+__device__ __forceinline__ void release(u32 shared, int stage) {
+    int lane = threadIdx.x % 32;
+    if (CLUSTER == 1) {
+        if (lane == 0) barrier_arrive(shared + FREE + 8 * stage);
+    } else {
+        if (lane < CLUSTER) barrier_arrive_in(shared + FREE + 8 * stage, lane);
+    }
+}
+
+// Tensor cores would take products of both warpgroups by turns; then both add up at the same time, and the tensor cores
+// wait. So warpgroups take turns: the next begins when no more than HANDOVER products of this one are left.
+constexpr bool TURNS = GRAIN == 128 && HANDOVER > 0;
+__device__ __forceinline__ void await_turn(int group) {
+    if (!TURNS) return;
+    if (group) meet<2, CONSUMERS>();
+    else meet<1, CONSUMERS>();
+}
+__device__ __forceinline__ void give_turn(int group) {
+    if (!TURNS) return;
+    if (group) signal<1, CONSUMERS>();
+    else signal<2, CONSUMERS>();
+}
+
+// What the weights' scales of a block of channels come to: for slice `i` of columns, in step `step` of 32 channels.
+struct Scales {
+    u32 words[SCALE_ROWS];
+    __device__ __forceinline__ explicit Scales(u32 note) {
+#pragma unroll
+        for (int i = 0; i < SCALE_ROWS; i++) words[i] = read_word(note + 4 * i);
+    }
+    // `boundary`: columns before the second scale, GRAIN 128.
+    __device__ __forceinline__ float of(int slice, int step, int boundary) const {
+        if (GRAIN == 32) {
+            u32 exponent = words[slice] >> 8 * step & 255;
+            return __uint_as_float(exponent ? exponent << 23 : 1 << 22);
+        }
+        u32 first = words[0], second = words[SCALE_ROWS - 1];
+        if (slice == 0 || slice * SLICE >= 128) return __uint_as_float(slice ? second : first);
+        return __uint_as_float(CROSSING && slice * SLICE >= boundary ? second : first);
+    }
+};
+
+// sums += part times the scales of both operands; a thread has columns of the tokens `first` and `second` are scales of.
+__device__ __forceinline__ void promote(float (&sums)[ROWS / 2], const float (&part)[ROWS / 2], const Scales &scales,
+                                        int step, int boundary, float first, float second) {
+#pragma unroll
+    for (int slice = 0; slice < ROWS / SLICE; slice++) {
+        float weight = scales.of(slice, step, boundary), x = first * weight, y = second * weight;
+#pragma unroll
+        for (int i = slice * SLICE / 2; i < (slice + 1) * SLICE / 2; i += 4) {
+            sums[i] += part[i] * x, sums[i + 1] += part[i + 1] * x;
+            sums[i + 2] += part[i + 2] * y, sums[i + 3] += part[i + 3] * y;
+        }
+    }
+}
+
+// One block of channels of 64 tokens, in the stage `at` of the ring.
+struct Block {
+    static constexpr int AT_ONCE = GRAIN == 32 ? 1 : 4;  // steps of 32 channels that share a scale
+    int stage;
+    u64 activations, weights;
+    Scales scales;
+    float first, second;
+
+    // `tokens`: where this thread's scales are in the first stage; `chunk`: which 64 of the tile's tokens.
+    __device__ __forceinline__ Block(u32 shared, int at, int chunk, u32 tokens)
+        : stage(at), activations(operand(shared + at * ACTIVATION + chunk * 64 * DEPTH, 16)),
+          weights(operand(shared + WEIGHTS + at * WEIGHT, 16)), scales(shared + NOTES + at * NOTE),
+          first(read_float(tokens + at * TOKENS * 4)), second(read_float(tokens + at * TOKENS * 4 + 32)) {}
+
+    // Products from `step` on, not awaited.
+    __device__ __forceinline__ void begin(int step, float (&part)[ROWS / 2]) const {
+        hold(part);
+        begin_products();
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            Product<ROWS>::run(part, further(activations, (step + i) * 32), further(weights, (step + i) * 32), i);
+            if (TURNS && i == 3 - HANDOVER) commit_products();
+        }
+        commit_products();
+        hold(part);
+    }
+
+    // The rest of it. TOLD: the other warpgroup has the turn already; LAST: the stage is free again.
+    template <bool TOLD, bool LAST>
+    __device__ __forceinline__ void end(u32 shared, int group, int boundary, float (&part)[ROWS / 2],
+                                        float (&sums)[ROWS / 2]) const {
+#pragma unroll
+        for (int step = 0; step < 4; step += AT_ONCE) {
+            if (step) begin(step, part);
+            if (TURNS && !TOLD) await_products<1>(), give_turn(group);
+            await_products<0>();
+            hold(part);
+            if (LAST && step + AT_ONCE == 4) release(shared, stage);
+            promote(sums, part, scales, step, boundary, first, second);
+        }
+    }
+};
+
+// Passes of a block of channels from FIRST on.
+template <int FIRST>
+__device__ __forceinline__ void multiply(u32 shared, int stage, int group, u32 tokens, int boundary,
+                                         float (&part)[ROWS / 2], float (&sums)[PASSES][ROWS / 2]) {
+#pragma unroll
+    for (int pass = FIRST; pass < PASSES; pass++) {
+        Block now(shared, stage, group * PASSES + pass, tokens + pass * 256);
+        await_turn(group);
+        now.begin(0, part);
+        if (pass == PASSES - 1) now.template end<false, true>(shared, group, boundary, part, sums[pass]);
+        else now.template end<false, false>(shared, group, boundary, part, sums[pass]);
+    }
+}
+
+// Products of a tile begin before the sums of the one before are written.
+__device__ __forceinline__ void consume(const Parameters &p, u32 shared) {
+    int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;  // the same in all lanes, as the compiler knows
+    int first = group * 64 * PASSES + warp % 4 * 16;
+    u32 tokens = shared + SCALES + first * 4 + threadIdx.x % 32 / 4 * 4;
+    Ring at = {0, 0};
+    float sums[PASSES][ROWS / 2], part[ROWS / 2];
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++) part[i] = 0;
+    if (group) give_turn(group);
+    Place place;
+    for (bool any = false;; any = true) {
+        barrier_wait(shared + FULL + 8 * at.stage, at.parity);
+        Place next;
+        next.read(shared + NOTES + at.stage * NOTE, first);
+        if (next.row < 0) {
+            if (any) write(p, place, sums);
+            if (group == 0) await_turn(group);  // the last one given
+            return;
+        }
+        int boundary = 128 - next.row % 128;
+        Block now(shared, at.stage, group * PASSES, tokens);
+        await_turn(group);
+        now.begin(0, part);
+        give_turn(group);
+        if (any) write(p, place, sums);
+        place = next;
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++)
+#pragma unroll
+            for (int i = 0; i < ROWS / 2; i++) sums[pass][i] = 0;
+        now.template end<true, PASSES == 1>(shared, group, boundary, part, sums[0]);
+        multiply<1>(shared, at.stage, group, tokens, boundary, part, sums);
+        at.advance();
+#pragma unroll 1
+        for (int block = 1; block < p.blocks; block++, at.advance()) {
+            barrier_wait(shared + FULL + 8 * at.stage, at.parity);
+            multiply<0>(shared, at.stage, group, tokens, boundary, part, sums);
+        }
+    }
+}
+
+__device__ __forceinline__ void begin(const Parameters &p, u32 shared) {
+    prefetch_map(&p.activation_map), prefetch_map(&p.weight_map);
+#pragma unroll
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(shared + FULL + 8 * i, ARRIVALS);
+        barrier_init(shared + FREE + 8 * i, CONSUMERS / 32 * CLUSTER);
+    }
+    show_barriers();
+}
+
+#if SHARE
+#define IN_CLUSTERS __cluster_dims__(2, 1, 1)
+#else
+#define IN_CLUSTERS
+#endif
+
+extern "C" __global__ void IN_CLUSTERS __launch_bounds__(CONSUMERS + 128, 1)
+gemm_large(const __grid_constant__ Parameters p) {
+    extern __shared__ __align__(1024) uint4 memory[];
+    u32 shared = address_of(memory);
+    if (threadIdx.x == 0) begin(p, shared);
+    __syncthreads();
+    if (CLUSTER > 1) arrive_cluster(), await_cluster();
+    if (threadIdx.x >= CONSUMERS) {
+        fewer_registers<56>();
+        if (threadIdx.x < CONSUMERS + 32) fetch_activations(p, shared);
+        else if (threadIdx.x < CONSUMERS + 64) fetch_weights(p, shared);
+        else if (threadIdx.x < CONSUMERS + 96) fetch_scales(p, shared);
+    } else {
+        more_registers<224>();
+        consume(p, shared);
+    }
+    if (CLUSTER > 1) {  // none leaves while the other may still write here
+        __syncwarp();
+        arrive_cluster(), await_cluster();
+    }
+}

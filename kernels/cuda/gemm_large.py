@@ -1,0 +1,80 @@
+"""Block-scaled FP8 product for many tokens on Hopper: launches of `gemm_large.cu`. Definition: reference/gemm.py.
+
+One launch, no workspace, no allocation: it captures into a CUDA graph. A token's bits depend on that token and the
+weights alone, whatever the `Large`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.cuda.driver import Kernel, compile_cubin, load, tensor_map
+from kernels.cuda.gemm_choice import Large
+from kernels.errors import KernelError
+from kernels.reference.gemm import DEPTH, Activations, Fp8Weights, check_operands, padded_tokens
+
+SOURCE = Path(__file__).with_suffix(".cu")
+_Map = ctypes.c_uint64 * 16
+
+
+class _Parameters(ctypes.Structure):
+    _fields_ = [("activation_map", _Map), ("weight_map", _Map),
+                ("weight_scales", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("output", ctypes.c_void_p),
+                ("counts", ctypes.c_void_p), ("experts", ctypes.c_void_p), ("groups", ctypes.c_int),
+                ("capacity", ctypes.c_int), ("padded", ctypes.c_int), ("rows", ctypes.c_int),
+                ("blocks", ctypes.c_int), ("unused", ctypes.c_int)]  # fmt: skip
+
+
+def gemm_large(
+    activations: Activations, weights: Fp8Weights, counts: Tensor | None, experts: Tensor | None, output: Tensor,
+    large: Large,
+) -> None:  # fmt: skip
+    """Fill output bf16 [groups, capacity, rows] where tokens count; elsewhere it keeps its bytes.
+
+    Raises KernelError for operands the kernel does not take, before anything is launched.
+    """
+    check_operands(activations, weights, counts, experts, output)
+    parameters = parameters_of(activations, weights, counts, experts, output, large, tensor_map)
+    kernel = _kernel(large, weights.grain, activations.codes.device.index)
+    kernel.launch((large.blocks(parameters.groups, parameters.capacity, parameters.rows), 1, 1), parameters)
+
+
+def parameters_of(
+    activations: Activations, weights: Fp8Weights, counts: Tensor | None, experts: Tensor | None, output: Tensor,
+    large: Large, describe: Callable[[Tensor, tuple[int, int, int]], bytes],
+) -> _Parameters:  # fmt: skip
+    """What the kernel takes; `describe` makes tensor maps."""
+    groups, capacity, channels = activations.codes.shape
+    found = _Parameters(groups=groups, capacity=capacity, padded=padded_tokens(capacity), blocks=channels // DEPTH)
+    found.weight_scales, found.scales = weights.scales.data_ptr(), activations.scales.data_ptr()
+    found.output, found.rows = output.data_ptr(), output.shape[2]
+    found.counts = 0 if counts is None else counts.data_ptr()
+    found.experts = 0 if experts is None else experts.data_ptr()
+    found.activation_map = _Map.from_buffer_copy(describe(activations.codes, (1, large.tokens, DEPTH)))
+    found.weight_map = _Map.from_buffer_copy(describe(weights.codes, (1, large.copied_rows, DEPTH)))
+    return found
+
+
+def defines_for(large: Large, grain: int) -> dict[str, int]:
+    """Macros the source is compiled with."""
+    return {"GRAIN": grain, "ROWS": large.rows, "PASSES": large.passes, "SHARE": int(large.share),
+            "HANDOVER": large.handover, "STAGES": large.stages}  # fmt: skip
+
+
+def compile_for(large: Large, grain: int, architecture: str = "sm_90a") -> tuple[bytes, str]:
+    """Machine code and the compiler's report; needs no GPU."""
+    return compile_cubin(SOURCE, architecture, defines_for(large, grain))
+
+
+@functools.cache
+def _kernel(large: Large, grain: int, device: int) -> Kernel:
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        raise KernelError("this kernel is for Hopper (sm_90a)", fix="choose kernels=reference on this GPU")
+    with torch.cuda.device(device):
+        return load(compile_for(large, grain)[0], "gemm_large", large.threads, large.shared_bytes)

@@ -1,0 +1,58 @@
+"""The Hopper kernel of products of many tokens against float64: hostile operands, experts, every tile, graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kernels.cuda.gemm_choice import Large
+from kernels.cuda.gemm_large import gemm_large
+from kernels.reference.gemm import Fp8Weights
+from kernels.testing.gemm import Case, assert_case, make_case, make_contiguous
+
+CUDA = torch.device("cuda")
+_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not _HOPPER, reason="needs a Hopper GPU")]
+TILES = [Large(rows, share) for rows in (64, 96, 128, 160, 192) for share in (False, True)] + [Large(128, passes=2)]
+
+
+def runner(large: Large) -> Callable[[Case], torch.Tensor]:
+    def run(case: Case) -> torch.Tensor:
+        output = case.output()
+        assert isinstance(case.weights, Fp8Weights)
+        gemm_large(case.activations, case.weights, case.counts, case.experts, output, large)
+        return output
+
+    return run
+
+
+@pytest.mark.parametrize("large", TILES, ids=str)
+def test_every_tile_equals_float64_and_gives_the_same_bits(large: Large) -> None:
+    case = make_case("fp8 128", 1, 1300, 1112, 1280, CUDA, 1)
+    assert_case(case, runner(large))
+    assert torch.equal(runner(large)(case), runner(TILES[0])(case))
+
+
+@pytest.mark.parametrize("form", ["fp8 128", "fp8 32"])
+@pytest.mark.parametrize("large", [Large(160, True), Large(192), Large(128, True)], ids=str)
+def test_hostile_operands_equal_float64(form: str, large: Large) -> None:
+    assert_case(make_case(form, 5, 500, 2112, 1152, CUDA, 3, hostile=True), runner(large))
+    assert_case(make_contiguous(form, [130, 0, 1, 128, 700, 0, 300], 1040, 1024, CUDA, 3), runner(large))
+
+
+def test_a_graph_of_the_kernel_gives_its_bits_and_a_launch_allocates_nothing() -> None:
+    case, large = make_case("fp8 128", 1, 700, 2112, 1536, CUDA, 5), Large(160, True)
+    assert isinstance(case.weights, Fp8Weights)
+    output, replayed = runner(large)(case), case.output()
+    operands = (case.activations, case.weights, None, None, replayed, large)
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    gemm_large(*operands)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gemm_large(*operands)
+    replayed.fill_(torch.nan)
+    graph.replay()
+    assert torch.equal(replayed, output)
