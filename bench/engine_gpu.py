@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=4096, help="tokens before the first that is decoded")
     parser.add_argument("--steps", type=int, default=64, help="timed steps for each batch")
     parser.add_argument("--batch", type=int, action="append", help=f"default: {BATCHES}")
+    parser.add_argument("--kernels", default="triton", choices=("triton", "cuda"), help="whose operators")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here")
@@ -51,14 +52,15 @@ def main(argv: list[str] | None = None) -> int:
     for row in measured(options):
         print(f"{row.name}: {row.value:.4g} {row.unit} {row.verdict}", flush=True)  # a run that is cut short has told
         rows.append(row)
-    return report(f"engine on {torch.cuda.get_device_name()}, context {options.context}", rows, options.json)
+    title = f"engine on {torch.cuda.get_device_name()}, {options.kernels} kernels, context {options.context}"
+    return report(title, rows, options.json)
 
 
 def measured(options: argparse.Namespace) -> Iterator[Row]:
     """Every figure as soon as it stands."""
     rate = copy_gb_per_s()
     yield Row("copy", rate, "GB/s")
-    model = random_model(choose("triton", "cuda"), options.seed, block_tokens=BLOCK_TOKENS)
+    model = random_model(choose(options.kernels, "cuda"), options.seed, block_tokens=BLOCK_TOKENS)
     embedding = model.config.vocab_size * model.config.hidden
     yield Row("parameters", (weights_met(model.config, model.config.experts) + embedding) / 1e9, "billion")
     for batch in options.batch or BATCHES:
