@@ -18,7 +18,7 @@ from kernels.triton.engine.linear import rounded
 
 _PROGRAMS = 264  # two for each multiprocessor of an H200
 _HEADS = 16  # that one program takes
-_LEFT, _LEAVE_WARPS = 32, 4  # of a program that joins parts, a head's values
+_LEFT, _LEAVE_WARPS = 128, 8  # of a program that joins parts, channels of the latent
 _TILE_KEYS, _WARPS = 32, 8  # of a program, keys that it holds at a time
 _LEAST_KEYS = 64  # that one program takes: fewer are not worth their partial result
 
@@ -36,9 +36,9 @@ def store_latent(projected: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages,
 
 def absorb(queries: Tensor, projected: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
     """`store_latent` of `projected`, and queries [rows, >= heads * (nope + rope)] -> [rows, heads, rank + rope]: in the
-    latents' space, and rotated."""
+    latents' space, and rotated, in the cache's type."""
     rows, on = len(queries), staged(ragged, queries.device)
-    out = queries.new_empty(rows, spec.heads, spec.rank + spec.rope)
+    out = torch.empty(rows, spec.heads, spec.rank + spec.rope, dtype=pages.storage.dtype, device=queries.device)
     tile = min(triton.next_power_of_2(spec.rank), 128)
     _absorb[(triton.cdiv(spec.rank, tile), spec.heads + 1, rows)](
         queries, queries.stride(0), spec.absorb.matrix, projected, projected.stride(0), spec.norm, on.positions,
@@ -105,12 +105,14 @@ def mix(mixed: Tensor, weights: Tensor) -> Tensor:
 
 
 def leave(mixed: Tensor, weights: Tensor, output: Dense) -> Tensor:
-    """The whole mixture taken to the heads' values: fp32 [rows, heads * value]."""
+    """The whole mixture taken to the heads' values: fp32 [rows, cuts, heads * value], what each cut of the latent adds
+    to them."""
     (rows, heads, parts, rank), value = mixed.shape, output.matrix.shape[1]
-    out, tile = weights.new_empty(rows, heads * value), min(triton.next_power_of_2(value), _LEFT)
-    _leave[(triton.cdiv(value, tile), heads, rows)](
-        mixed, weights, output.matrix, out, HEADS=heads, PARTS=parts, RANK=rank, VALUE=value, TILE=tile,
-        WIDE=triton.next_power_of_2(rank), ROUNDS=output.rounds, num_warps=_LEAVE_WARPS, **LAUNCH,
+    wide = min(triton.next_power_of_2(rank), _LEFT)
+    out = weights.new_empty(rows, triton.cdiv(rank, wide), heads * value)
+    _leave[(out.shape[1], heads, rows)](
+        mixed, weights, output.matrix, out, HEADS=heads, PARTS=parts, RANK=rank, VALUE=value,
+        TILE=triton.next_power_of_2(value), WIDE=wide, ROUNDS=output.rounds, num_warps=_LEAVE_WARPS, **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -176,8 +178,9 @@ def _turn(source, target, at, cosine, sine, PAIRS: tl.constexpr, PAIRED: tl.cons
     odd = tl.load(source + 2 * pair + 1, mask=pair < PAIRS, other=0.0)
     c = tl.load(cosine + at * PAIRS + pair, mask=pair < PAIRS, other=0.0)
     s = tl.load(sine + at * PAIRS + pair, mask=pair < PAIRS, other=0.0)
-    tl.store(target + 2 * pair, even * c - odd * s, mask=pair < PAIRS)
-    tl.store(target + 2 * pair + 1, even * s + odd * c, mask=pair < PAIRS)
+    kind = target.dtype.element_ty
+    tl.store(target + 2 * pair, (even * c - odd * s).to(kind), mask=pair < PAIRS)
+    tl.store(target + 2 * pair + 1, (even * s + odd * c).to(kind), mask=pair < PAIRS)
 
 
 @triton.jit
@@ -208,13 +211,13 @@ def _absorb(
     inside = (channel < RANK)[:, None] & (still < NOPE)[None, :] & (head < HEADS)
     follow()
     weight = tl.load(matrix + place, mask=inside, other=0.0)
-    chain()
     at = tl.load(positions + row)
+    chain()
     if head < HEADS:
         query = tl.load(queries + row * stride + head * NOPE + still, mask=still < NOPE, other=0.0)
         target = out + (row * HEADS + head) * (RANK + 2 * PAIRS)
         result = tl.sum(weight.to(tl.float32) * rounded(query, ROUNDS)[None, :], 1)
-        tl.store(target + channel, result, mask=channel < RANK)
+        tl.store(target + channel, result.to(out.dtype.element_ty), mask=channel < RANK)
         if tile == 0:
             source = queries + row * stride + HEADS * NOPE + head * 2 * PAIRS
             _turn(source, target + RANK, tl.maximum(at, 0).to(tl.int64), cosine, sine, PAIRS, PAIRED)
@@ -317,9 +320,9 @@ def _attend(
 
 
 @triton.jit
-def _joined(mixed, weights, place, PARTS: tl.constexpr, RANK: tl.constexpr, WIDE: tl.constexpr):
-    """The whole mixture [WIDE] of the parts that begin at `place`; 0 where every part is empty."""
-    channel, lane = tl.arange(0, WIDE), tl.arange(0, 16)
+def _joined(mixed, weights, place, channel, PARTS: tl.constexpr, RANK: tl.constexpr, WIDE: tl.constexpr):
+    """The mixture [WIDE] of the parts that begin at `place` in these channels; 0 where every part is empty."""
+    lane = tl.arange(0, 16)
     most = tl.full((16,), -1e30, tl.float32)  # each lane its own, so that no load waits for what all have in common
     total, sums = tl.zeros((16,), tl.float32), tl.zeros((16, WIDE), tl.float32)
     for first in tl.range(0, PARTS, 16, num_stages=4):
@@ -345,7 +348,7 @@ def _mix(
     chain()
     place = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
     channel = tl.arange(0, WIDE)
-    result = _joined(mixed, weights, place * PARTS, PARTS, RANK, WIDE)
+    result = _joined(mixed, weights, place * PARTS, channel, PARTS, RANK, WIDE)
     tl.store(out + place * RANK + channel, result, mask=channel < RANK)
 
 
@@ -354,14 +357,15 @@ def _leave(
     mixed, weights, matrix, out, HEADS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
     VALUE: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
-    """TILE values of one head."""
+    """What WIDE channels of the latent add to one head's values."""
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    value, channel = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.arange(0, WIDE)
+    value, channel = tl.arange(0, TILE), tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     inside = (value < VALUE)[:, None] & (channel < RANK)[None, :]
     follow()
     weight = tl.load(matrix + (head * VALUE + value)[:, None] * RANK + channel[None, :], mask=inside, other=0.0)
     place = row * HEADS + head
     chain()
-    whole = rounded(_joined(mixed, weights, place * PARTS, PARTS, RANK, WIDE), ROUNDS)
+    whole = rounded(_joined(mixed, weights, place * PARTS, channel, PARTS, RANK, WIDE), ROUNDS)
     result = tl.sum(weight.to(tl.float32) * whole[None, :], 1)
-    tl.store(out + place * VALUE + value, result, mask=value < VALUE)
+    target = (row * tl.num_programs(0) + tl.program_id(0)) * HEADS + head
+    tl.store(out + target * VALUE + value, result, mask=value < VALUE)

@@ -34,15 +34,16 @@ def few_rows(
     unit: bool = False,
 ) -> Tensor:  # fmt: skip
     """The product of x [rows, >= groups * in], whose first columns count: normed first with `norm`, or with ones if
-    `unit`, and added to `residual` [rows, groups * out] where it is given. fp32 [rows, groups * out]."""
-    groups, columns, inner = weight.matrix.shape
+    `unit`, and added to `residual` [rows, groups * out] where it is given. fp32 [rows, groups * out]. Of x [rows,
+    parts, groups * in] the product of the parts' sum, which is not normed."""
+    (groups, columns, inner), parts = weight.matrix.shape, x.shape[1] if x.dim() == 3 else 1
     out = x.new_empty(x.shape[0], groups * columns)
     tile = min(triton.next_power_of_2(inner), 2048)
     lines = max(1, min(_TILE // tile // weight.matrix.itemsize, triton.next_power_of_2(columns)))
     _few_rows[(triton.cdiv(columns, lines), groups, x.shape[0])](
         x, weight.matrix, x if norm is None else norm, x if residual is None else residual, out, x.stride(0), columns,
         inner, eps, LINES=lines, TILE=tile, TURNS=triton.cdiv(inner, tile), NORM=norm is not None or unit,
-        WEIGHTED=norm is not None, ADD=residual is not None, ROUNDS=weight.rounds, num_warps=4, **LAUNCH,
+        WEIGHTED=norm is not None, ADD=residual is not None, ROUNDS=weight.rounds, PARTS=parts, num_warps=4, **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -59,6 +60,7 @@ def rounded(x, ROUNDS: tl.constexpr):
 def _few_rows(
     x, matrix, norm, residual, out, stride, columns, inner, eps, LINES: tl.constexpr, TILE: tl.constexpr,
     TURNS: tl.constexpr, NORM: tl.constexpr, WEIGHTED: tl.constexpr, ADD: tl.constexpr, ROUNDS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
     """LINES outputs of one group and one row. Weights are asked for before what they are multiplied with."""
     first, group, row = tl.program_id(0) * LINES, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -87,7 +89,10 @@ def _few_rows(
         weight = ahead
         if turn > 0:
             weight = tl.load(weights + place[None, :], mask=(line < columns)[:, None] & inside[None, :], other=0.0)
-        value = tl.load(source + place, mask=inside, other=0.0) * scale
+        value = tl.load(source + place, mask=inside, other=0.0)
+        for part in tl.static_range(1, PARTS):
+            value += tl.load(source + part * (stride // PARTS) + place, mask=inside, other=0.0)
+        value *= scale
         if WEIGHTED:
             value *= tl.load(norm + place, mask=inside, other=0.0)
         total += weight.to(tl.float32) * rounded(value, ROUNDS)[None, :]
