@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from fabric.errors import DeadlineExceeded, StaleTicket, Unavailable
+from fabric.errors import DeadlineExceeded, Internal, StaleTicket, Unavailable
 from fabric.kvlink import plan
 from fabric.kvlink.inbox import Inbox
 from fabric.kvlink.link import Bytes, Notice, Region, Token, Write, as_bytes, plain_memory
@@ -45,7 +45,7 @@ class InprocLink:
         return False
 
     def was_read(self, address: LinkAddress) -> None:
-        """Nothing was lent."""
+        raise Internal(f"{address.peer} cannot have read what this link never lent")
 
     def view(self, peer: str, epoch: int, shared: bytes) -> Bytes | None:
         return None

@@ -115,7 +115,11 @@ class Link(Protocol):
         ...
 
     def was_read(self, address: LinkAddress) -> None:
-        """The peer at `address` has read what was lent to it: what the lane is, is known now."""
+        """The peer at `address` has read what was lent to it: what the lane is, is known now.
+
+        Raises:
+            Internal: this link lends nothing.
+        """
         ...
 
     def view(self, peer: str, epoch: int, shared: bytes) -> Bytes | None:

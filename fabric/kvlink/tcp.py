@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fabric.errors import DeadlineExceeded, InvalidArgument, StaleTicket, StartError, Unavailable
+from fabric.errors import DeadlineExceeded, Internal, InvalidArgument, StaleTicket, StartError, Unavailable
 from fabric.kvlink import plan
 from fabric.kvlink import tcp_frames as frames
 from fabric.kvlink.inbox import Inbox
@@ -72,7 +72,7 @@ class TcpLink:
         return False
 
     def was_read(self, address: LinkAddress) -> None:
-        """Nothing was lent."""
+        raise Internal(f"{address.peer} cannot have read what this link never lent")
 
     def view(self, peer: str, epoch: int, shared: bytes) -> Bytes | None:
         return None

@@ -37,6 +37,8 @@ _MAX_NOTICE_S = 0.005
 # A post copies before it returns where the lane is shared memory: the caller's event loop waits for so many bytes at
 # most, about a millisecond.
 _INLINE_BYTES = 8 << 20
+# Looks at a short push before it is left to the thread: together shorter than a change of threads.
+_LOOKS = 12
 # So long a short push waits for a poll to end before it is handed to the thread.
 _TURN_S = 0.0005
 
@@ -147,9 +149,10 @@ class Driver:
         """Posts in the caller's thread; where the bytes are not there when that returns, the thread polls the rest."""
         try:
             handle = agent.post(peer, planned, notify)
-            if agent.done(handle):
-                agent.release(handle)
-                return None
+            for _ in range(_LOOKS):
+                if agent.done(handle):
+                    agent.release(handle)
+                    return None
         except ServiceError as error:
             self._fail_peer(agent, peer, error)
             raise

@@ -15,6 +15,7 @@ from fabric.errors import (
     DataLoss,
     DeadlineExceeded,
     Exhausted,
+    Internal,
     InvalidArgument,
     ServiceError,
     StaleTicket,
@@ -388,3 +389,11 @@ def open_link_fails(url: str) -> bool:
     with pytest.raises(StartError, match="cuda-ipc"):
         open_link(url, "x", 1)
     return True
+
+
+async def test_a_link_that_lends_nothing_is_not_told_that_it_was_read(transport, link):
+    if transport == "ucx":
+        link.was_read(link.address)
+        return
+    with pytest.raises(Internal):
+        link.was_read(link.address)
