@@ -71,6 +71,7 @@ def run(choice: ThreadChoice, rows: int, clock: Callable[[], float], work: Calla
 
 
 def use(device: torch.device) -> None:
-    """Make `device` the calling thread's: kernels go to the current one of the thread that launches them."""
-    if device.type == "cuda":
+    """Make `device` the calling thread's, if it is a GPU with a number: kernels go to the current one of the thread
+    that launches them."""
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)

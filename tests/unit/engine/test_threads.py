@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.threads import FEW_ROWS, ThreadChoice, run
+from engine.threads import FEW_ROWS, ThreadChoice, run, use
 from tests.support.clock import FakeClock
 
 
@@ -69,3 +69,13 @@ def test_a_step_runs_with_the_chosen_threads_and_leaves_the_callers_alone(monkey
     with pytest.raises(ValueError, match="no"):
         run(choice, 8, clock, lambda: (_ for _ in ()).throw(ValueError("no")))
     assert torch.get_num_threads() == most
+
+
+@pytest.mark.parametrize(("device", "used"), [("cpu", []), ("cuda", []), ("cuda:1", [torch.device("cuda:1")])])
+def test_a_numbered_gpu_becomes_the_threads_own(
+    device: str, used: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", found.append)
+    use(torch.device(device))
+    assert found == used
