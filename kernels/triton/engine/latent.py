@@ -80,7 +80,7 @@ def attend(
     parts = parts or splits_of(rows, spec.heads, keys)
     narrow = pages.storage.dtype == torch.bfloat16
     mixed = torch.empty(rows, spec.heads, parts, spec.rank, dtype=pages.storage.dtype, device=query.device)
-    weights = query.new_empty(rows, spec.heads, parts)
+    weights = torch.empty(rows, spec.heads, parts, device=query.device)
     chosen = on.positions if selection is None else selection.entries
     _attend[(rows, parts, triton.cdiv(spec.heads, _HEADS))](
         query, on.positions, on.context, on.sequences, on.tables, on.tables.stride(0), pages.storage,
