@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 
-from kernels.operands import RouterSpec
+from kernels.operands import RouterSpec, Weights
 from kernels.reference.linear import linear
 
+Product: TypeAlias = Callable[[torch.Tensor, Weights], torch.Tensor]
 
-def route(x: torch.Tensor, tokens: torch.Tensor, spec: RouterSpec) -> tuple[torch.Tensor, torch.Tensor]:
+
+def route(
+    x: torch.Tensor, tokens: torch.Tensor, spec: RouterSpec, product: Product = linear
+) -> tuple[torch.Tensor, torch.Tensor]:
     """x [rows, hidden], tokens int64 [rows] -> experts int32 [rows, topk], weights fp32 [rows, topk].
 
-    The weights are the unbiased scores over their sum, times the scaling. The lower expert wins a tie.
+    The weights are the unbiased scores over their sum, times the scaling. The lower expert wins a tie. `product`: as
+    `linear`, of another backend.
     """
-    scores = torch.nn.functional.softplus(linear(x, spec.gate)).sqrt()
+    scores = torch.nn.functional.softplus(product(x, spec.gate)).sqrt()
     if spec.table is not None:
         chosen = spec.table[tokens]
     else:

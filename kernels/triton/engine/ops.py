@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from kernels import reference
+from kernels.reference.route import route
 from kernels.triton.engine import invariant
 from kernels.triton.engine.attend import attend
 from kernels.triton.engine.compress import compress
@@ -30,6 +32,7 @@ OPS = replace(
     index_topk=index_topk,
     attend=attend,
     store_rows=store_rows,
+    route=partial(route, product=linear),
     experts=experts,
     norm=norm,
     store_latent=store_latent,
