@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -31,8 +30,8 @@ def gemm(
         raise KernelError("the kernel for many tokens takes no FP4 weights", fix="pass what choose_cut says for fp4")
 
 
-def source_for(cut: Stream | Large, fp4: bool, grain: int) -> tuple[Path, str, Mapping[str, int]]:
-    """Source, architecture and macros of the kernel, for `compile_ahead`."""
+def source_for(cut: Stream | Large, fp4: bool, grain: int, dense: bool) -> tuple[Path, str, dict[str, int]]:
+    """Source, architecture and macros of the kernel, for `compile_ahead`; `dense`: neither counts nor experts."""
     if isinstance(cut, Stream):
-        return gemm_stream.SOURCE, "sm_90a", gemm_stream.defines_for(cut, fp4, grain)
+        return gemm_stream.SOURCE, "sm_90a", gemm_stream.defines_for(cut, fp4, grain, dense)
     return gemm_large.SOURCE, "sm_90a", gemm_large.defines_for(cut, grain)

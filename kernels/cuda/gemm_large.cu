@@ -26,7 +26,7 @@ static_assert(ROWS % SLICE == 0, "a tile");
 constexpr int NOTE = 128, PLACE = 32, COUNTED = 48;
 constexpr int WEIGHTS = STAGES * ACTIVATION, SCALES = WEIGHTS + STAGES * WEIGHT;
 constexpr int NOTES = SCALES + STAGES * TOKENS * 4, FULL = NOTES + STAGES * NOTE, FREE = FULL + 8 * STAGES;
-constexpr int ARRIVALS = 32 + 2;  // at a full stage: the lanes that fetch scales, activations and weights
+constexpr int ARRIVALS = 32 + 3;  // at a full stage: lanes that fetch scales, notes, activations and weights
 
 struct Parameters {
     TensorMap activation_map;   // [groups, capacity, channels]

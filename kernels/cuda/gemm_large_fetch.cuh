@@ -66,6 +66,7 @@ __device__ __forceinline__ void fetch_scales(const Parameters &p, u32 shared) {
                 if (token + 128 * i < p.padded) copy16(to + 512 * i, scales + 128 * i);
             if (lane < SCALE_ROWS) copy4(note + 4 * lane, weight + block);
             if (block == 0) place(p, tile, note);
+            if (lane == 0) barrier_arrive(shared + FULL + 8 * at.stage);  // what it wrote is seen
             arrive_when_copied(shared + FULL + 8 * at.stage);
         }
     }
