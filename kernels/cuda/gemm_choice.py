@@ -13,10 +13,12 @@ WIDTHS = (8, 16, 32, 64, 128)
 PROCESSORS = 132  # multiprocessors of an H100 or H200
 _SPREAD = 1.3  # of the largest group's tokens over the average's, which should fit one tile
 _FEW_CHANNELS = 1024
-_FEW_TILES, _MOST_SPLIT = 64, 3  # below so many tiles of 64 rows, channels are split; four do not divide the chip
+_FEW_TILES, _MOST_SPLIT = 64, 3  # up to so many tiles of 64 rows, channels are split; four do not divide the chip
 _MANY, _MANY_OF_A_GROUP = 256, 64  # tokens beyond which large tiles are faster
 _LARGE_ROWS = (128, 160, 192)
 _SHARED_BYTES = 232_448 - 1024  # what a block may ask for, and room to align
+_SLOT_BYTES = 128 * 16  # sums of 64 rows of eight tokens
+_ON_THEIR_WAY = 8  # stages of 64 rows to a multiprocessor, beyond which reading all weights once takes longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Stream:
 
     A block of threads takes 64 * row_groups rows and `tokens` at a time; depth_groups warpgroups of it take
     turns over channels. `split` blocks share a tile's channels. `once`: no block takes a second tile. `resident`
-    blocks have room on a multiprocessor.
+    blocks have room on a multiprocessor. The ring has `deepest` stages at most.
     """
 
     tokens: int
@@ -34,6 +36,7 @@ class Stream:
     split: int
     once: bool
     resident: int = 1
+    deepest: int = 32
 
     @property
     def threads(self) -> int:
@@ -47,22 +50,17 @@ class Stream:
         return 64 * self.row_groups
 
     @property
-    def _octets(self) -> int:
-        """Of tokens, whose sums a warpgroup adds to its own."""
-        return -(-self.tokens // 8 // self.depth_groups)
-
-    @property
     def partial_bytes(self) -> int:
-        """Sums of a tile on their way out: fp32 for another warpgroup, or bf16 where they are whole."""
-        if self.depth_groups > 1:
-            return 2 * self._octets * self.row_groups * 128 * 16
-        return 4 * self.row_groups * min(self.tokens, 64) * 32 if self.split == 1 and self.tokens >= 16 else 0
+        """Sums of a tile on their way out: fp32 of every warpgroup, or bf16 where they are whole."""
+        if self.depth_groups * self.split == 1 and self.tokens >= 16:
+            return 4 * self.row_groups * min(self.tokens, 64) * 32
+        return self.depth_groups * self.row_groups * self.tokens // 8 * _SLOT_BYTES
 
     @property
     def apart_bytes(self) -> int:
-        """Room for sums beside the ring: those of a block's only tile lie where the ring was, if all are its own."""
-        shares = -(-self._octets // self.split)
-        sent = self.depth_groups * shares * self.split * self.row_groups * 128 * 16 if self.split > 1 else 0
+        """Room for sums beside the ring: those of a block's only tile lie where the ring was, others' come any time."""
+        shares = -(-self.tokens // (8 * self.depth_groups * self.split))
+        sent = self.depth_groups * shares * self.split * self.row_groups * _SLOT_BYTES if self.split > 1 else 0
         return sent + (0 if self.once else self.partial_bytes)
 
     def stage_bytes(self, fp4: bool) -> int:
@@ -75,7 +73,7 @@ class Stream:
         one could run ahead into a stage whose former tile is late."""
         room = _SHARED_BYTES // self.resident - 1024 * (self.resident - 1)
         room -= self.apart_bytes + 8
-        return min(room // self.stage_bytes(fp4), 32) // self.depth_groups * self.depth_groups
+        return min(room // self.stage_bytes(fp4), self.deepest) // self.depth_groups * self.depth_groups
 
     def shared_bytes(self, fp4: bool) -> int:
         return self.stages(fp4) * self.stage_bytes(fp4) + self.apart_bytes + 8
@@ -181,9 +179,11 @@ def _for_few(rows: int, channels: int, width: int, token_tiles: int) -> Stream:
         whole = width == WIDTHS[0] and -(-rows // 128) * token_tiles <= 2 * PROCESSORS
         return Stream(width, 2, 1, 1, once=whole, resident=2 if whole else 1)
     row_tiles = -(-rows // 64)
-    split = max(min(PROCESSORS // row_tiles, _MOST_SPLIT, channels // DEPTH // 8), 1) if row_tiles < _FEW_TILES else 1
+    if row_tiles > PROCESSORS:
+        groups = min(-(-row_tiles // PROCESSORS), 4 if width <= 64 else 3)
+        return Stream(width, groups, 1, 1, once=-(-row_tiles // groups) * token_tiles <= PROCESSORS)
+    split = max(min(PROCESSORS // row_tiles, _MOST_SPLIT, channels // DEPTH // 8), 1) if row_tiles <= _FEW_TILES else 1
     if split == 1 and width >= 64 and row_tiles * token_tiles * 2 <= PROCESSORS:
         width, token_tiles = width // 2, token_tiles * 2
-    if width == WIDTHS[0] and row_tiles * token_tiles > PROCESSORS:
-        return Stream(width, 1, 2, 1, once=False, resident=2)
-    return Stream(width, 1, 2, split, once=row_tiles * token_tiles * split <= PROCESSORS or split > 1)
+    once = row_tiles * token_tiles * split <= PROCESSORS or split > 1
+    return Stream(width, 1, 2, split, once, deepest=_ON_THEIR_WAY)

@@ -16,27 +16,24 @@
 
 constexpr int CONSUMERS = 128 * ROW_GROUPS * DEPTH_GROUPS, DEPTH = 128;
 constexpr int ROWS = 64 * ROW_GROUPS;
-// Where two consumers' sums take most registers there are, whole warpgroups trade them.
+// Where the consumers' sums take most registers there are, whole warpgroups trade them.
 constexpr int WARPGROUPS = ROW_GROUPS * DEPTH_GROUPS;
-constexpr bool TRADED = TOKENS >= 64 && WARPGROUPS >= 2 && WARPGROUPS <= 4 && (TOKENS == 128 || WARPGROUPS >= 3);
-constexpr int KEPT = WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : 112, LEFT = WARPGROUPS == 2 ? 40 : WARPGROUPS == 3 ? 32 : 24;
+constexpr bool TRADED = TOKENS >= 64 && WARPGROUPS >= (TOKENS == 128 ? 2 : 3) && WARPGROUPS <= 4;
+constexpr int KEPT = WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : 112;
+constexpr int LEFT = WARPGROUPS == 2 ? 40 : WARPGROUPS == 3 ? 32 : 24;
 constexpr int PRODUCERS = TRADED ? 128 : 32;
-// Whose products begin before the sums of those before are taken: two partial products fit. Not worth its code where a
-// block reads little and once.
-constexpr bool FITS = TOKENS < 64 || TOKENS == 64 && WARPGROUPS < 4 || TOKENS == 128 && WARPGROUPS == 2;
-constexpr bool EARLY = FORMAT == 8 && GRAIN == 128 && FITS && !(ONCE && TOKENS == 8);
 static_assert(SPLIT == 1 || ONCE, "a cluster meets once");
 constexpr int PACKED = 64 * DEPTH / 2 + 64 * 4;  // bytes of 64 rows of one block of channels, FORMAT 4
 constexpr int WEIGHT = FORMAT == 8 ? ROWS * DEPTH : ROW_GROUPS * PACKED, ACTIVATION = TOKENS * DEPTH;
 constexpr bool WHOLE = DEPTH_GROUPS * SPLIT == 1 && TOKENS >= 16;  // no partial sums: bf16 leaves a warpgroup
 constexpr int CHUNK = TOKENS < 64 ? TOKENS : 64;  // tokens that a warp writes at a time, WHOLE
-// Partial sums: slots of one octet of tokens of a warpgroup for each that adds other warpgroups' sums to its own, first
-// within a block (where the ring was, if nothing is to come any more), then within the cluster.
+// Partial sums: slots of eight tokens' sums (an octet) of a warpgroup, those of this block where the ring was, if
+// nothing is to come any more, and those that the cluster's blocks send. A warpgroup writes SHARES octets.
 constexpr int OCTETS = TOKENS / 8, SLOT = ROW_GROUPS * 128 * 16;
-constexpr int KEPT_OCTETS = (OCTETS + DEPTH_GROUPS - 1) / DEPTH_GROUPS, SHARES = (KEPT_OCTETS + SPLIT - 1) / SPLIT;
+constexpr int SHARES = (OCTETS + DEPTH_GROUPS * SPLIT - 1) / (DEPTH_GROUPS * SPLIT);
 constexpr int SENT_BYTES = SPLIT > 1 ? DEPTH_GROUPS * SHARES * SPLIT * SLOT : 0;
-static_assert(DEPTH_GROUPS <= 2 && STAGES % DEPTH_GROUPS == 0, "a stage has the same reader in each of its turns");
-constexpr int PARTIAL = WHOLE ? CONSUMERS / 32 * CHUNK * 32 : DEPTH_GROUPS > 1 ? 2 * KEPT_OCTETS * SLOT : 0;
+static_assert(STAGES % DEPTH_GROUPS == 0, "a stage has the same reader in each of its turns");
+constexpr int PARTIAL = WHOLE ? CONSUMERS / 32 * CHUNK * 32 : DEPTH_GROUPS * OCTETS * SLOT;
 constexpr bool APART = !ONCE;  // sums may not lie where the ring was
 constexpr int TOGETHER = 16;  // tiles of tokens that pass all weights while they stay in the L2
 constexpr int ACTIVATIONS = FORMAT == 8 ? STAGES * WEIGHT : 0, WEIGHTS = FORMAT == 8 ? 0 : STAGES * ACTIVATION;

@@ -61,10 +61,14 @@ __device__ __forceinline__ void release(u32 shared, int stage) {
     if (threadIdx.x % 32 == 0) barrier_arrive(shared + FREE + 8 * stage);
 }
 
-// Products of one block of channels, begun and not awaited.
-__device__ __forceinline__ void begin_fp8(u32 shared, int stage, int row_group, float (&part)[TOKENS / 2]) {
+// Products of one block of channels.
+__device__ __forceinline__ void multiply_fp8(u32 shared, int stage, int row_group, u32 scale,
+                                             float (&sums)[TOKENS / 2]) {
+    float part[TOKENS / 2];
     u64 weights = operand(shared + WEIGHTS + stage * WEIGHT + row_group * 64 * DEPTH, 16);
     u64 activations = operand(shared + ACTIVATIONS + stage * ACTIVATION, 16);
+#pragma unroll
+    for (int i = 0; i < TOKENS / 2; i++) part[i] = 0;
     hold(part);
     begin_products();
 #pragma unroll
@@ -72,26 +76,12 @@ __device__ __forceinline__ void begin_fp8(u32 shared, int stage, int row_group, 
         Product<TOKENS>::run(part, further(weights, step * 32), further(activations, step * 32), step > 0);
     commit_products();
     hold(part);
-}
-
-template <int PENDING>
-__device__ __forceinline__ void end_fp8(u32 shared, int stage, u32 scale, float (&part)[TOKENS / 2],
-                                        float (&sums)[TOKENS / 2]) {
     TokenScales tokens(shared + SCALES + stage * TOKENS * 4);
-    await_products<PENDING>();
+    await_products<0>();
     hold(part);
     if (TokenScales::AHEAD) release(shared, stage);
     promote(sums, part, tokens, __uint_as_float(scale), __uint_as_float(scale));
     if (!TokenScales::AHEAD) release(shared, stage);
-}
-
-__device__ __forceinline__ void multiply_fp8(u32 shared, int stage, int row_group, u32 scale,
-                                             float (&sums)[TOKENS / 2]) {
-    float part[TOKENS / 2];
-#pragma unroll
-    for (int i = 0; i < TOKENS / 2; i++) part[i] = 0;
-    begin_fp8(shared, stage, row_group, part);
-    end_fp8<0>(shared, stage, scale, part, sums);
 }
 
 // The same with scales of 32 x 32.
@@ -168,34 +158,6 @@ __device__ __forceinline__ void multiply_fp4(u32 shared, int turn, int row_group
     if (!TokenScales::AHEAD) release(shared, stage);
 }
 
-// FP8 with few tokens: products of the next block of channels begin before the sums of this one are taken.
-__device__ __forceinline__ void add_early(const Tile &tile, u32 shared, int block, int turn, int row_group,
-                                          WeightScales &scales, float (&sums)[TOKENS / 2]) {
-    float even[TOKENS / 2], odd[TOKENS / 2];
-    auto begin = [&](float (&part)[TOKENS / 2], int ahead) {
-        await_full(shared, turn + ahead);
-        begin_fp8(shared, stage_of(turn + ahead), row_group, part);
-    };
-    if (block >= tile.end) return;
-    begin(even, 0);
-#pragma unroll 1
-    while (block + DEPTH_GROUPS < tile.end) {
-        u32 scale = scales.of(block);
-        begin(odd, DEPTH_GROUPS);
-        end_fp8<1>(shared, stage_of(turn), scale, even, sums);
-        block += DEPTH_GROUPS, turn += DEPTH_GROUPS;
-        scale = scales.of(block);
-        if (block + DEPTH_GROUPS >= tile.end) {
-            end_fp8<0>(shared, stage_of(turn), scale, odd, sums);
-            return;
-        }
-        begin(even, DEPTH_GROUPS);
-        end_fp8<1>(shared, stage_of(turn), scale, odd, sums);
-        block += DEPTH_GROUPS, turn += DEPTH_GROUPS;
-    }
-    end_fp8<0>(shared, stage_of(turn), scales.of(block), even, sums);
-}
-
 // All blocks of channels of a tile that this warpgroup takes; `turn` counts those before them.
 __device__ __forceinline__ void add_up(const Parameters &p, const Tile &tile, u32 shared, int turn, int row_group,
                                        int depth_group, float (&sums)[TOKENS / 2]) {
@@ -203,7 +165,6 @@ __device__ __forceinline__ void add_up(const Parameters &p, const Tile &tile, u3
     turn += depth_group;
     if (FORMAT == 8) {
         WeightScales scales(p, tile, row_group);
-        if (EARLY) return add_early(tile, shared, block, turn, row_group, scales, sums);
 #pragma unroll 1
         for (; block < tile.end; block += DEPTH_GROUPS, turn += DEPTH_GROUPS) {
             u32 scale = scales.of(block);

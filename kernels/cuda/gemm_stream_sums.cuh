@@ -60,82 +60,59 @@ __device__ __forceinline__ void store_sums(u32 to, const float *x) {
     store16(to, __float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3]));
 }
 
-// Two warpgroups with the same rows and tokens: each keeps every other octet and gives the rest to the other one.
-__device__ __forceinline__ void add_groups(u32 shared, u32 thread, int depth_group, const float (&sums)[TOKENS / 2],
-                                           float (&kept)[KEPT_OCTETS * 4]) {
-    u32 left = shared + PARTIALS + thread;
+// Adds what lies in slots that are `apart`, in their order.
+template <int SLOTS> __device__ __forceinline__ void add_slots(u32 from, int apart, float (&total)[4]) {
+    read_sums(from, total);
 #pragma unroll
-    for (int i = 0; i < KEPT_OCTETS; i++) {
-        float given[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            float even = sums[8 * i + j], odd = OCTETS > 1 ? sums[(8 * i + 4 + j) % (TOKENS / 2)] : even;
-            kept[4 * i + j] = depth_group ? odd : even, given[j] = depth_group ? even : odd;
-        }
-        store_sums(left + (depth_group * KEPT_OCTETS + i) * SLOT, given);
-    }
-    meet<1, CONSUMERS>();
-#pragma unroll
-    for (int i = 0; i < KEPT_OCTETS; i++) {
+    for (int slot = 1; slot < SLOTS; slot++) {
         float part[4];
-        read_sums(left + ((1 - depth_group) * KEPT_OCTETS + i) * SLOT, part);
+        read_sums(from + slot * apart, part);
 #pragma unroll
-        for (int j = 0; j < 4; j++) kept[4 * i + j] += part[j];
+        for (int i = 0; i < 4; i++) total[i] += part[i];
     }
 }
 
-// Blocks of a cluster: each adds and writes every SPLIT-th of the octets that its warpgroups kept, in the blocks' order.
-__device__ __forceinline__ void add_blocks(const Parameters &p, const Tile &tile, u32 shared, u32 thread, int row_group,
-                                           int depth_group, const float (&kept)[KEPT_OCTETS * 4]) {
-    int rank = blockIdx.x % SPLIT;
-    u32 sent = shared + SENT + depth_group * SHARES * SPLIT * SLOT + thread, from = rank * SLOT;
+// What the cluster's blocks send to this one comes to `sent`.
+__device__ __forceinline__ void add_blocks(const Parameters &p, const Tile &tile, u32 shared, u32 sent, int row_group,
+                                           int depth_group, int octets) {
+    int rank = blockIdx.x % SPLIT, mine = 0;
 #pragma unroll
-    for (int to = 0; to < SPLIT; to++) {
-        u32 there = address_in(sent, to), barrier = address_in(shared + SUMS, to);
-#pragma unroll
-        for (int i = to; i < KEPT_OCTETS; i += SPLIT)
-            if ((i * DEPTH_GROUPS + depth_group) * 8 < tile.tokens)
-                send_sums(there + i / SPLIT * SPLIT * SLOT + from, kept + 4 * i, barrier);
-    }
-    int octets = (tile.tokens + 7) / 8, mine = 0;
-#pragma unroll
-    for (int i = 0; i < SHARES; i++)
-        mine += min(max(octets - (i * SPLIT + rank) * DEPTH_GROUPS, 0), DEPTH_GROUPS);
+    for (int i = 0; i < SHARES; i++) mine += min(max(octets - (i * SPLIT + rank) * DEPTH_GROUPS, 0), DEPTH_GROUPS);
     if (!mine) return;
     if (threadIdx.x == 0) barrier_expect(shared + SUMS, mine * SPLIT * SLOT);
     barrier_wait(shared + SUMS, 0);
 #pragma unroll 1
-    for (int i = 0; (i * SPLIT + rank) * DEPTH_GROUPS + depth_group < octets; i++) {
+    for (int octet = rank * DEPTH_GROUPS + depth_group; octet < octets; octet += SPLIT * DEPTH_GROUPS) {
         float total[4];
-        read_sums(sent + i * SPLIT * SLOT, total);
-#pragma unroll
-        for (int slot = 1; slot < SPLIT; slot++) {
-            float part[4];
-            read_sums(sent + (i * SPLIT + slot) * SLOT, part);
-#pragma unroll
-            for (int j = 0; j < 4; j++) total[j] += part[j];
-        }
-        write_octet(p, tile, row_group, (i * SPLIT + rank) * DEPTH_GROUPS + depth_group, total);
+        add_slots<SPLIT>(sent, SLOT, total);
+        write_octet(p, tile, row_group, octet, total);
+        sent += SPLIT * SLOT;
     }
 }
 
-// Adds partial sums in a fixed order and writes them.
+// Adds partial sums in a fixed order and writes them: of an octet those of the block's warpgroups first, then those of
+// the cluster's blocks. Warpgroups and blocks take octets in turns.
 __device__ __forceinline__ void finish(const Parameters &p, const Tile &tile, u32 shared, int row_group,
                                        int depth_group, const float (&sums)[TOKENS / 2]) {
-    u32 thread = (row_group * 128 + threadIdx.x % 128) * 16;
-    float kept[KEPT_OCTETS * 4];
-    if (DEPTH_GROUPS > 1) {
-        add_groups(shared, thread, depth_group, sums, kept);
-    } else {
+    u32 thread = (row_group * 128 + threadIdx.x % 128) * 16, left = shared + PARTIALS + thread;
+    u32 sent = shared + SENT + depth_group * SHARES * SPLIT * SLOT + thread;
+    int octets = (tile.tokens + 7) / 8;
 #pragma unroll
-        for (int i = 0; i < KEPT_OCTETS * 4; i++) kept[i] = sums[i];
+    for (int octet = 0; octet < OCTETS; octet++)
+        store_sums(left + (depth_group * OCTETS + octet) * SLOT, sums + 4 * octet);
+    if (DEPTH_GROUPS > 1) meet<1, CONSUMERS>();
+    int to = 0;
+    u32 slot = sent + blockIdx.x % SPLIT * SLOT;
+#pragma unroll 1
+    for (int octet = depth_group; octet < octets; octet += DEPTH_GROUPS) {
+        float total[4];
+        add_slots<DEPTH_GROUPS>(left + octet * SLOT, OCTETS * SLOT, total);
+        if (SPLIT == 1) {
+            write_octet(p, tile, row_group, octet, total);
+        } else {
+            send_sums(address_in(slot, to), total, address_in(shared + SUMS, to));
+            if (++to == SPLIT) to = 0, slot += SPLIT * SLOT;
+        }
     }
-    if (SPLIT > 1) {
-        add_blocks(p, tile, shared, thread, row_group, depth_group, kept);
-    } else {
-#pragma unroll
-        for (int i = 0; i < KEPT_OCTETS; i++)
-            if ((i * DEPTH_GROUPS + depth_group) * 8 < tile.tokens)
-                write_octet(p, tile, row_group, i * DEPTH_GROUPS + depth_group, kept + 4 * i);
-    }
+    if (SPLIT > 1) add_blocks(p, tile, shared, sent, row_group, depth_group, octets);
 }
