@@ -24,6 +24,7 @@ from kernels.triton.engine.routing import choice_of, choose_row
 _ENTERING, _LEAVING = 2, 2  # outputs that one program has at a time
 _WORDS = 1024  # of a line, that one program holds at a time
 _PROGRAMS, _WARPS = 528, 4  # that open experts, and of each
+_STAGES = 4  # of its weights that are on their way or met
 _LEAVING_PROGRAMS, _LEAVING_WARPS = 528, 4  # that take them out
 _counters = WeakTensorKeyDictionary()  # of a router's matrix: how many of its programs are done, for each row
 
@@ -55,17 +56,20 @@ def _run(
     out, done = x.new_empty(rows, hidden), chosen if router is None else _counter(router.gate.matrix)
     gate, up = words_of(bank.gate), words_of(bank.up)
     logged = gate if router is None else words_of(router.gate)
-    blocks, tile = triton.cdiv(inner, _ENTERING), min(triton.next_power_of_2(gate.shape[2]), _WORDS)
+    tile = min(triton.next_power_of_2(gate.shape[2]), _WORDS)
+    turns = triton.cdiv(gate.shape[2], tile)
+    lines = _ENTERING if turns == 1 else 1
+    blocks = triton.cdiv(inner, lines)
     limited = math.isfinite(bank.limit)
     _entering[(routers + min(known * blocks, _PROGRAMS), rows)](
         x, x if norm is None else norm, gate, up, chosen, weights, done, middle,
         logged, x if router is None or router.bias is None else router.bias,
         x if router is None else x.new_empty(rows, router.experts), eps, bank.limit if limited else 0.0,
         0.0 if router is None else router.scaling, hidden, inner, ROUTERS=routers, SLOTS=slots,
-        LANES=triton.next_power_of_2(slots), KNOWN=known, LAST=bank.experts, BLOCKS=blocks, LINES=_ENTERING, TILE=tile,
-        TURNS=triton.cdiv(gate.shape[2], tile), NORM=norm is not None, LIMITED=limited,
-        PAIRED=gate.dtype == torch.int32, ROUNDS=bank.gate.rounds, ROUTED=triton.cdiv(logged.shape[2], tile),
-        NARROW=logged.dtype == torch.int32, **choice_of(router), num_warps=_WARPS, **LAUNCH,
+        LANES=triton.next_power_of_2(slots), KNOWN=known, LAST=bank.experts, BLOCKS=blocks, LINES=lines, TILE=tile,
+        TURNS=turns, NORM=norm is not None, LIMITED=limited, PAIRED=gate.dtype == torch.int32,
+        ROUNDS=bank.gate.rounds, ROUTED=triton.cdiv(logged.shape[2], tile), NARROW=logged.dtype == torch.int32,
+        STAGES=_STAGES if turns < 3 else 2, **choice_of(router), num_warps=_WARPS, **LAUNCH,
     )  # fmt: skip
     down = words_of(bank.down)
     blocks, tile = triton.cdiv(hidden, _LEAVING), min(triton.next_power_of_2(down.shape[2]), _WORDS)
@@ -73,7 +77,7 @@ def _run(
         middle.view(down.dtype), down, chosen, weights, done, x if residual is None else residual, out, hidden, inner,
         SLOTS=slots, LANES=triton.next_power_of_2(slots), LAST=bank.experts, BLOCKS=blocks, LINES=_LEAVING, TILE=tile,
         TURNS=triton.cdiv(down.shape[2], tile), ADD=residual is not None, PAIRED=down.dtype == torch.int32,
-        COUNTED=router is not None, num_warps=_LEAVING_WARPS, **LAUNCH,
+        COUNTED=router is not None, STAGES=_STAGES, num_warps=_LEAVING_WARPS, **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -97,9 +101,9 @@ def _entering(
     ROUTERS: tl.constexpr, SLOTS: tl.constexpr, LANES: tl.constexpr, KNOWN: tl.constexpr, LAST: tl.constexpr,
     BLOCKS: tl.constexpr, LINES: tl.constexpr, TILE: tl.constexpr, TURNS: tl.constexpr, NORM: tl.constexpr,
     LIMITED: tl.constexpr, PAIRED: tl.constexpr, ROUNDS: tl.constexpr, ROUTED: tl.constexpr, NARROW: tl.constexpr,
-    EXPERTS: tl.constexpr, TOPK: tl.constexpr, ALWAYS: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
-    BEST: tl.constexpr, SIZE: tl.constexpr, GROUPED: tl.constexpr, SIZED: tl.constexpr, CHOICES: tl.constexpr,
-    BIASED: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
+    STAGES: tl.constexpr, EXPERTS: tl.constexpr, TOPK: tl.constexpr, ALWAYS: tl.constexpr, GROUPS: tl.constexpr,
+    KEPT: tl.constexpr, BEST: tl.constexpr, SIZE: tl.constexpr, GROUPED: tl.constexpr, SIZED: tl.constexpr,
+    CHOICES: tl.constexpr, BIASED: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
     """One logit of one row, by whose last program its experts are chosen; or item after item, each silu(gate x) * up x
     for LINES channels of the expert in one slot of one row, the weights of the next on their way."""
@@ -119,57 +123,75 @@ def _entering(
             tl.debug_barrier()
             tl.atomic_add(done + row, 1, sem="release")
     else:
-        item, lane, at = program - ROUTERS, tl.arange(0, LANES), tl.arange(0, TILE)
-        experts, waits = lane + (LAST + 1 - SLOTS), 1
-        line, begin = _place(item, experts, lane, inner, words, SLOTS, BLOCKS, LINES)
-        inside = (line < inner)[:, None] & (at < words)[None, :]
-        first = tl.load(gate + begin + at[None, :], mask=inside, other=0)
-        second = tl.load(up + begin + at[None, :], mask=inside, other=0)
+        item, step, lane = program - ROUTERS, tl.num_programs(0) - ROUTERS, tl.arange(0, LANES)
+        known = lane + (LAST + 1 - SLOTS)
+        first, second = _weights(
+            gate, up, item, known, lane, 0, inner, words, SLOTS - KNOWN, KNOWN, LINES, TILE
+        )  # fmt: skip
         chain()
         scale = unit(source, eps, hidden, TILE, TURNS, NORM, PAIRED)
         even, odd = pair(source, norm, scale, 0, hidden, TILE, NORM, PAIRED, ROUNDS)
-        for now in range(item, SLOTS * BLOCKS, tl.num_programs(0) - ROUTERS):
-            soon = now + tl.num_programs(0) - ROUTERS
-            if (soon >= KNOWN * BLOCKS) & (waits == 1):
-                if ROUTERS > 0:
-                    while tl.atomic_add(done + row, 0, sem="acquire") <= ROUTERS:
-                        pass
-                experts = tl.load(
-                    chosen + row * (SLOTS - 1) + lane, mask=lane < SLOTS - 1, other=LAST, cache_modifier=".cg"
-                )
-                waits = 0
-            opened, raised = tl.zeros((LINES, TILE), tl.float32), tl.zeros((LINES, TILE), tl.float32)
-            target, here = now % BLOCKS * LINES + tl.arange(0, LINES), begin
-            slot = SLOTS - 1 - now // BLOCKS
-            line, begin = _place(soon, experts, lane, inner, words, SLOTS, BLOCKS, LINES)
-            for turn in tl.static_range(TURNS):
-                if turn + 1 < TURNS:
-                    place = (turn + 1) * TILE + at
-                    inside = (target < inner)[:, None] & (place < words)[None, :]
-                    next_first = tl.load(gate + here + place[None, :], mask=inside, other=0)
-                    next_second = tl.load(up + here + place[None, :], mask=inside, other=0)
-                else:
-                    inside = (line < inner)[:, None] & (at < words)[None, :] & (soon < SLOTS * BLOCKS)
-                    next_first = tl.load(gate + begin + at[None, :], mask=inside, other=0)
-                    next_second = tl.load(up + begin + at[None, :], mask=inside, other=0)
-                if TURNS > 1:
-                    even, odd = pair(source, norm, scale, turn * TILE, hidden, TILE, NORM, PAIRED, ROUNDS)
-                opened += product(first, even, odd, PAIRED)
-                raised += product(second, even, odd, PAIRED)
-                first, second = next_first, next_second
-            result = gated(tl.sum(opened, 1), tl.sum(raised, 1), limit, LIMITED)
-            place = middle + (row * SLOTS + slot) * inner + target
-            tl.store(place, result.to(middle.dtype.element_ty), mask=target < inner)
+        middles = middle + row * SLOTS * inner
+        _open(
+            gate, up, source, norm, scale, first, second, even, odd, item, known, lane, hidden, inner, words, middles,
+            limit, SLOTS - KNOWN, KNOWN, LINES, TILE, TURNS, NORM, LIMITED, PAIRED, ROUNDS,
+        )  # fmt: skip
+        for now in tl.range(item + step, KNOWN * BLOCKS, step, num_stages=STAGES):
+            first, second = _weights(
+                gate, up, now, known, lane, 0, inner, words, SLOTS - KNOWN, KNOWN, LINES, TILE
+            )  # fmt: skip
+            _open(
+                gate, up, source, norm, scale, first, second, even, odd, now, known, lane, hidden, inner, words,
+                middles, limit, SLOTS - KNOWN, KNOWN, LINES, TILE, TURNS, NORM, LIMITED, PAIRED, ROUNDS,
+            )  # fmt: skip
+        if SLOTS > KNOWN:
+            if ROUTERS > 0:
+                while tl.atomic_add(done + row, 0, sem="acquire") <= ROUTERS:
+                    pass
+            named = chosen + row * (SLOTS - 1) + lane
+            experts = tl.load(named, mask=lane < SLOTS - 1, other=LAST, cache_modifier=".cg")
+            item += tl.cdiv(KNOWN * BLOCKS - item, step) * step - KNOWN * BLOCKS
+            for now in tl.range(item, (SLOTS - KNOWN) * BLOCKS, step, num_stages=STAGES):
+                first, second = _weights(
+                    gate, up, now, experts, lane, 0, inner, words, 0, SLOTS - KNOWN, LINES, TILE
+                )  # fmt: skip
+                _open(
+                    gate, up, source, norm, scale, first, second, even, odd, now, experts, lane, hidden, inner, words,
+                    middles, limit, 0, SLOTS - KNOWN, LINES, TILE, TURNS, NORM, LIMITED, PAIRED, ROUNDS,
+                )  # fmt: skip
 
 
 @triton.jit
-def _place(
-    item, experts, lane, inner, words, SLOTS: tl.constexpr, BLOCKS: tl.constexpr, LINES: tl.constexpr
+def _weights(
+    gate, up, item, experts, lane, turn, inner, words, FIRST: tl.constexpr, COUNT: tl.constexpr, LINES: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
-    """The channels of an item, and where their weights begin."""
-    line, slot = item % BLOCKS * LINES + tl.arange(0, LINES), SLOTS - 1 - item // BLOCKS
-    expert = tl.sum(tl.where(lane == slot, experts, 0), 0).to(tl.int64)
-    return line, (expert * inner + line[:, None]) * words
+    """A tile of either matrix of an item's expert, which is that of one of COUNT slots from FIRST on: neighbours are at
+    different experts, and do not all come to a new one, whose addresses nobody has met, at the same time."""
+    line, place = item // COUNT * LINES + tl.arange(0, LINES), turn * TILE + tl.arange(0, TILE)
+    expert = tl.sum(tl.where(lane == FIRST + item % COUNT, experts, 0), 0).to(tl.int64)
+    begin = (expert * inner + line[:, None]) * words + place[None, :]
+    inside = (line < inner)[:, None] & (place < words)[None, :]
+    return tl.load(gate + begin, mask=inside, other=0), tl.load(up + begin, mask=inside, other=0)
+
+
+@triton.jit
+def _open(
+    gate, up, source, norm, scale, first, second, even, odd, item, experts, lane, hidden, inner, words, middles, limit,
+    FIRST: tl.constexpr, COUNT: tl.constexpr, LINES: tl.constexpr, TILE: tl.constexpr, TURNS: tl.constexpr,
+    NORM: tl.constexpr, LIMITED: tl.constexpr, PAIRED: tl.constexpr, ROUNDS: tl.constexpr,
+):  # fmt: skip
+    """An item's channels, whose first tiles and what they meet are given."""
+    opened, raised = product(first, even, odd, PAIRED), product(second, even, odd, PAIRED)
+    for turn in tl.static_range(1, TURNS):
+        first, second = _weights(gate, up, item, experts, lane, turn, inner, words, FIRST, COUNT, LINES, TILE)
+        even, odd = pair(source, norm, scale, turn * TILE, hidden, TILE, NORM, PAIRED, ROUNDS)
+        opened += product(first, even, odd, PAIRED)
+        raised += product(second, even, odd, PAIRED)
+    result = gated(tl.sum(opened, 1), tl.sum(raised, 1), limit, LIMITED)
+    line = item // COUNT * LINES + tl.arange(0, LINES)
+    target = middles + (FIRST + item % COUNT) * inner + line
+    tl.store(target, result.to(middles.dtype.element_ty), mask=line < inner)
 
 
 @triton.jit
@@ -268,44 +290,38 @@ def gated(opened, raised, limit, LIMITED: tl.constexpr):
 def _leaving(
     middle, down, chosen, weights, done, residual, out, hidden, inner, SLOTS: tl.constexpr, LANES: tl.constexpr,
     LAST: tl.constexpr, BLOCKS: tl.constexpr, LINES: tl.constexpr, TILE: tl.constexpr, TURNS: tl.constexpr,
-    ADD: tl.constexpr, PAIRED: tl.constexpr, COUNTED: tl.constexpr,
+    ADD: tl.constexpr, PAIRED: tl.constexpr, COUNTED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """LINES outputs of one row after LINES others: the weighted sum over its slots, beginning with the last, whose
-    expert is known. The weights of the next slot are on their way."""
+    """LINES outputs of one row after LINES others: the weighted sum over its slots, of which neighbours begin with
+    different ones. The weights of the next slots are on their way."""
     row, lane, at = tl.program_id(1).to(tl.int64), tl.arange(0, LANES), tl.arange(0, TILE)
     words = inner // (2 if PAIRED else 1)
     follow()
-    line = tl.program_id(0) * LINES + tl.arange(0, LINES)
-    begin = (LAST * hidden + line[:, None]).to(tl.int64) * words + at[None, :]
-    tile = tl.load(down + begin, mask=(line < hidden)[:, None] & (at < words)[None, :], other=0)
     chain()
     experts = tl.load(chosen + row * (SLOTS - 1) + lane, mask=lane < SLOTS - 1, other=LAST)
     shares = tl.load(weights + row * (SLOTS - 1) + lane, mask=lane < SLOTS - 1, other=1.0)
     if COUNTED:
         tl.store(done + row, 0, mask=tl.program_id(0) == 0)
-    # Tiles like those of the weights: vectors would be laid out anew behind barriers, beyond which no load goes.
-    source = middle + row * SLOTS * words + at[None, :] + tl.zeros_like(line)[:, None]
-    value = tl.load(source + (SLOTS - 1) * words, mask=(at < words)[None, :], other=0)
-    for now in range(tl.program_id(0), BLOCKS, tl.num_programs(0)):
-        line = now * LINES + tl.arange(0, LINES)
-        target, total = row * hidden + line, tl.zeros((LINES, TILE), tl.float32)
-        before = tl.zeros((LINES,), tl.float32)
-        if ADD:
-            before = tl.load(residual + target, mask=line < hidden, other=0.0)
-        for step in range(SLOTS * TURNS):
-            slot = SLOTS - 1 - step // TURNS
-            soon = (step + 1) % (SLOTS * TURNS)
-            next_slot, next_place = SLOTS - 1 - soon // TURNS, soon % TURNS * TILE + at
-            next_line = tl.where(soon == 0, line + tl.num_programs(0) * LINES, line)
-            expert = tl.sum(tl.where(lane == next_slot, experts, 0), 0)
-            weight = down + (expert * hidden + next_line[:, None]).to(tl.int64) * words
-            inside = (next_place < words)[None, :]
-            next_tile = tl.load(weight + next_place[None, :], mask=inside & (next_line < hidden)[:, None], other=0)
-            next_value = tl.load(source + next_slot * words + soon % TURNS * TILE, mask=inside, other=0)
-            share = tl.sum(tl.where(lane == slot, shares, 0.0), 0)
-            if PAIRED:
-                total += share * (_low(tile) * _low(value) + _high(tile) * _high(value))
-            else:
-                total += share * tile * value
-            tile, value = next_tile, next_value
-        tl.store(out + target, tl.sum(total, 1) + before, mask=line < hidden)
+    total, steps = tl.zeros((LINES, TILE), tl.float32), SLOTS * TURNS
+    items = tl.cdiv(BLOCKS - tl.program_id(0), tl.num_programs(0))
+    for number in tl.range(items * steps, num_stages=STAGES):
+        item, step = tl.program_id(0) + number // steps * tl.num_programs(0), number % steps
+        slot, place = (tl.program_id(0) + step // TURNS) % SLOTS, step % TURNS * TILE + at
+        line = item * LINES + tl.arange(0, LINES)
+        inside = (line < hidden)[:, None] & (place < words)[None, :]
+        expert = tl.sum(tl.where(lane == slot, experts, 0), 0).to(tl.int64)
+        share = tl.sum(tl.where(lane == slot, shares, 0.0), 0)
+        tile = tl.load(down + (expert * hidden + line[:, None]) * words + place[None, :], mask=inside, other=0)
+        # A tile like that of the weights: a vector would be laid out anew.
+        source = middle + (row * SLOTS + slot) * words + place[None, :] + tl.zeros_like(line)[:, None]
+        value = tl.load(source, mask=inside, other=0)
+        if PAIRED:
+            total += share * (_low(tile) * _low(value) + _high(tile) * _high(value))
+        else:
+            total += share * tile * value
+        if step == steps - 1:
+            target, result = row * hidden + line, tl.sum(total, 1)
+            if ADD:
+                result += tl.load(residual + target, mask=line < hidden, other=0.0)
+            tl.store(out + target, result, mask=line < hidden)
+            total = tl.zeros((LINES, TILE), tl.float32)
