@@ -74,7 +74,9 @@ def test_tiny_models_give_the_references_tokens_on_a_gpu(family: str, tmp_path: 
     folder = write(family, tmp_path / "model")
     reference = opened(folder, "reference", "cpu")
     for kernels in BACKENDS:
-        assert_same_tokens(opened(folder, kernels), reference)
+        engine = opened(folder, kernels)
+        assert engine.graphs is not None, "its decode steps are captured"
+        assert_same_tokens(engine, reference)
 
 
 def test_nano_gives_the_references_tokens_on_a_gpu() -> None:
@@ -93,6 +95,31 @@ def test_graphs_change_no_token(tmp_path: Path) -> None:
     captured, plain = opened(folder, "triton"), opened(folder, "triton", graphs=False)
     assert captured.graphs is not None and plain.graphs is None
     assert greedy(captured) == greedy(plain)
+
+
+@pytest.mark.parametrize("family", ["v3", "v32"])
+def test_steps_queued_ahead_change_no_token(family: str, tmp_path: Path) -> None:
+    """Sequences that begin together, pass the ends of blocks and end one after another, some by a stop."""
+    folder = write(family, tmp_path / "model")
+    captured, plain = opened(folder, "triton"), opened(folder, "triton", graphs=False)
+    found = []
+    for engine in (captured, plain):
+        draw, tokens = np.random.default_rng(0), {}
+        for number in range(12):
+            prompt = tuple(draw.integers(3, engine.model.vocab_size, 40 + number).tolist())
+            stops = tuple(range(100, 110)) if number % 2 else ()
+            params = SamplingParams(temperature=0.0, max_tokens=20 + 3 * number, ignore_eos=True, stop_token_ids=stops)
+            engine.submit(GenerateRequest(str(number), prompt, params, cache=False))
+            tokens[str(number)] = []
+        while engine.has_work:
+            for event in engine.step():
+                if isinstance(event, FirstToken):
+                    tokens[event.request_id].append(event.token)
+                elif isinstance(event, TokensOut):
+                    tokens[event.request_id] += event.token_ids
+        found.append(tokens)
+    assert found[0] == found[1]
+    assert {len(tokens) for tokens in found[0].values()} > {20, 38}
 
 
 def test_padding_rows_of_a_graph_touch_nothing(tmp_path: Path) -> None:
