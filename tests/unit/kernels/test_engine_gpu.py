@@ -106,7 +106,7 @@ def test_steps_queued_ahead_change_no_token(family: str, tmp_path: Path) -> None
     for engine in (captured, plain):
         draw, tokens = np.random.default_rng(0), {}
         for number in range(12):
-            prompt = tuple(draw.integers(3, engine.model.vocab_size, 40 + number).tolist())
+            prompt = tuple(draw.integers(3, engine.model.vocab_size, 100 + number).tolist())
             stops = tuple(range(100, 110)) if number % 2 else ()
             params = SamplingParams(temperature=0.0, max_tokens=20 + 3 * number, ignore_eos=True, stop_token_ids=stops)
             engine.submit(GenerateRequest(str(number), prompt, params, cache=False))
