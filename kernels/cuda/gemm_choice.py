@@ -18,7 +18,8 @@ _MANY, _MANY_OF_A_GROUP = 256, 64  # tokens beyond which large tiles are faster
 _LARGE_ROWS = (128, 160, 192)
 _SHARED_BYTES = 232_448 - 1024  # what a block may ask for, and room to align
 _SLOT_BYTES = 128 * 16  # sums of 64 rows of eight tokens
-_ON_THEIR_WAY = 8  # stages of 64 rows to a multiprocessor, beyond which reading all weights once takes longer
+_ON_THEIR_WAY = 9  # stages of 64 rows to a multiprocessor, beyond which reading all weights once takes longer
+_MANY_CHANNELS = 64  # blocks of a tile from which a third warpgroup takes its turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +182,11 @@ def _for_few(rows: int, channels: int, width: int, token_tiles: int) -> Stream:
     row_tiles = -(-rows // 64)
     if row_tiles > PROCESSORS:
         groups = min(-(-row_tiles // PROCESSORS), 4 if width <= 64 else 3)
-        return Stream(width, groups, 1, 1, once=-(-row_tiles // groups) * token_tiles <= PROCESSORS)
+        once = -(-row_tiles // groups) * token_tiles <= PROCESSORS
+        return Stream(width, groups, 1, 1, once, deepest=max(12 // groups, 4))
     split = max(min(PROCESSORS // row_tiles, _MOST_SPLIT, channels // DEPTH // 8), 1) if row_tiles <= _FEW_TILES else 1
     if split == 1 and width >= 64 and row_tiles * token_tiles * 2 <= PROCESSORS:
         width, token_tiles = width // 2, token_tiles * 2
     once = row_tiles * token_tiles * split <= PROCESSORS or split > 1
-    return Stream(width, 1, 2, split, once, deepest=_ON_THEIR_WAY)
+    turns = 3 if once and channels // DEPTH // split >= _MANY_CHANNELS else 2
+    return Stream(width, 1, turns, split, once, deepest=_ON_THEIR_WAY)

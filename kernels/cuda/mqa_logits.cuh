@@ -34,6 +34,16 @@ struct Scores {
     int key;  // in the tile
 };
 
+// relu(x) divided by WEIGHED, exactly; NaN stays NaN. A maximum leaves more to the pipe that adds up, which counts where
+// few tokens wait for their keys.
+constexpr float WEIGHED = SPLIT ? 1.0f : 0.5f;
+__device__ __forceinline__ float rectified(float x) {
+    if (!SPLIT) return x + fabsf(x);
+    float y;
+    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ __forceinline__ bool has_scores() { return TOKENS > 1 || threadIdx.x % 4 < 2; }
 __device__ __forceinline__ int first_token() { return TOKENS > 1 ? threadIdx.x / 2 % 2 * SUMS : 0; }
 
@@ -44,7 +54,7 @@ template <typename Sink> struct Multiplier {
     int warpgroup = threadIdx.x / 128, lane = threadIdx.x % 32;
     int row = threadIdx.x % 128 / 32 * 16 + lane / 4 + (lane & 1) * 8;  // of the scores that this lane ends up with
     u32 joined = swizzled(TILE + row / 32, row % 32 / 4) + row % 4 * 4;  // where the scale lies behind joined keys
-    float weights[COLUMNS / 4];  // halved, of this thread's columns: 8 i + lane % 4 * 2 and the next
+    float weights[COLUMNS / 4];  // times WEIGHED, of this thread's columns: 8 i + lane % 4 * 2 and the next
     Ring<STAGES> ring;           // of the next tile to be multiplied
     Ring<QUERY_STAGES> queries;
 
@@ -52,8 +62,8 @@ template <typename Sink> struct Multiplier {
         u32 from = WEIGHTS + queries.stage * WEIGHT_BYTES + (SPLIT ? 0 : warpgroup * COLUMNS * 4) + lane % 4 * 8;
 #pragma unroll
         for (int i = 0; i < COLUMNS / 8; i++) {
-            weights[2 * i] = 0.5f * read_score(from + i * 32);
-            weights[2 * i + 1] = 0.5f * read_score(from + i * 32 + 4);
+            weights[2 * i] = WEIGHED * read_score(from + i * 32);
+            weights[2 * i + 1] = WEIGHED * read_score(from + i * 32 + 4);
         }
     }
 
@@ -73,7 +83,7 @@ template <typename Sink> struct Multiplier {
     static __device__ __forceinline__ u32 low_word(u32 address) { return address >> 4 | 1 << 16; }
     static __device__ __forceinline__ u64 whole(u32 low) { return (u64)(1024 >> 4 | 1 << 30) << 32 | low; }
 
-    // Sums over heads: each thread its columns, then the four of a row. x + |x| is twice relu(x), and NaN stays NaN.
+    // Sums over heads: each thread its columns, then the four of a row.
     __device__ __forceinline__ Scores sum(const float (&d)[COLUMNS / 2], float scale) {
         float sums[2][TOKENS];
 #pragma unroll
@@ -84,8 +94,8 @@ template <typename Sink> struct Multiplier {
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
                     float upper = d[4 * i + j], lower = d[4 * i + 2 + j], weight = weights[2 * i + j];
-                    sums[0][token] = fmaf(upper + fabsf(upper), weight, sums[0][token]);
-                    sums[1][token] = fmaf(lower + fabsf(lower), weight, sums[1][token]);
+                    sums[0][token] = fmaf(rectified(upper), weight, sums[0][token]);
+                    sums[1][token] = fmaf(rectified(lower), weight, sums[1][token]);
                 }
             }
         }
