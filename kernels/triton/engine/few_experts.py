@@ -21,11 +21,9 @@ from kernels.triton.engine.chained import LAUNCH, chain, follow
 from kernels.triton.engine.linear import FEW_ROWS, rounded
 from kernels.triton.engine.routing import choice_of, choose_row
 
-_ENTERING, _LEAVING = 2, 2  # outputs that one program has at a time
-_WORDS = 1024  # of a line, that one program holds at a time
-_PROGRAMS, _WARPS = 528, 4  # that open experts, and of each
-_STAGES = 4  # of its weights that are on their way or met
-_LEAVING_PROGRAMS, _LEAVING_WARPS = 528, 4  # that take them out
+_ENTERING, _LEAVING = 1, 2  # outputs that one program has at a time
+_PROGRAMS, _WARPS = 1056, 2  # that open experts, and of each: eight on each multiprocessor of an H200
+_WORDS, _STAGES = 1024, 4  # of a line, that a program has at a time, and how often: met, or on their way
 _counters = WeakTensorKeyDictionary()  # of a router's matrix: how many of its programs are done, for each row
 
 
@@ -71,13 +69,11 @@ def _run(
         ROUNDS=bank.gate.rounds, ROUTED=triton.cdiv(logged.shape[2], tile), NARROW=logged.dtype == torch.int32,
         STAGES=_STAGES if turns < 3 else 2, **choice_of(router), num_warps=_WARPS, **LAUNCH,
     )  # fmt: skip
-    down = words_of(bank.down)
-    blocks, tile = triton.cdiv(hidden, _LEAVING), min(triton.next_power_of_2(down.shape[2]), _WORDS)
-    _leaving[(min(blocks, _LEAVING_PROGRAMS), rows)](
-        middle.view(down.dtype), down, chosen, weights, done, x if residual is None else residual, out, hidden, inner,
-        SLOTS=slots, LANES=triton.next_power_of_2(slots), LAST=bank.experts, BLOCKS=blocks, LINES=_LEAVING, TILE=tile,
-        TURNS=triton.cdiv(down.shape[2], tile), ADD=residual is not None, PAIRED=down.dtype == torch.int32,
-        COUNTED=router is not None, STAGES=_STAGES, num_warps=_LEAVING_WARPS, **LAUNCH,
+    tile = min(triton.next_power_of_2(inner), 512)
+    _leaving[(triton.cdiv(hidden, _LEAVING), rows)](
+        middle, bank.down.matrix, chosen, weights, done, x if residual is None else residual, out, hidden, inner,
+        SLOTS=slots, KNOWN=known, LANES=triton.next_power_of_2(slots), LAST=bank.experts, LINES=_LEAVING, TILE=tile,
+        TURNS=triton.cdiv(inner, tile), ADD=residual is not None, COUNTED=router is not None, num_warps=4, **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -288,40 +284,41 @@ def gated(opened, raised, limit, LIMITED: tl.constexpr):
 
 @triton.jit
 def _leaving(
-    middle, down, chosen, weights, done, residual, out, hidden, inner, SLOTS: tl.constexpr, LANES: tl.constexpr,
-    LAST: tl.constexpr, BLOCKS: tl.constexpr, LINES: tl.constexpr, TILE: tl.constexpr, TURNS: tl.constexpr,
-    ADD: tl.constexpr, PAIRED: tl.constexpr, COUNTED: tl.constexpr, STAGES: tl.constexpr,
+    middle, down, chosen, weights, done, residual, out, hidden, inner, SLOTS: tl.constexpr, KNOWN: tl.constexpr,
+    LANES: tl.constexpr, LAST: tl.constexpr, LINES: tl.constexpr, TILE: tl.constexpr, TURNS: tl.constexpr,
+    ADD: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """LINES outputs of one row after LINES others: the weighted sum over its slots, of which neighbours begin with
-    different ones. The weights of the next slots are on their way."""
-    row, lane, at = tl.program_id(1).to(tl.int64), tl.arange(0, LANES), tl.arange(0, TILE)
-    words = inner // (2 if PAIRED else 1)
+    """LINES outputs of one row: the weighted sum over its slots, beginning with the last, whose expert is known."""
+    row = tl.program_id(1).to(tl.int64)
+    line, at = tl.program_id(0) * LINES + tl.arange(0, LINES), tl.arange(0, TILE)
+    slot, total = tl.arange(0, LANES), tl.zeros((LINES, TILE), tl.float32)
+    begin = (LAST * hidden + line[:, None]).to(tl.int64) * inner + at[None, :]
     follow()
+    ahead = tl.load(down + begin, mask=(line < hidden)[:, None] & (at < inner)[None, :], other=0.0)
     chain()
-    experts = tl.load(chosen + row * (SLOTS - 1) + lane, mask=lane < SLOTS - 1, other=LAST)
-    shares = tl.load(weights + row * (SLOTS - 1) + lane, mask=lane < SLOTS - 1, other=1.0)
+    target, before = row * hidden + line, tl.zeros((LINES,), tl.float32)
+    if ADD:
+        before = tl.load(residual + target, mask=line < hidden, other=0.0)
+    experts = tl.load(chosen + row * (SLOTS - 1) + slot, mask=slot < SLOTS - 1, other=LAST)
+    shares = tl.load(weights + row * (SLOTS - 1) + slot, mask=slot < SLOTS - 1, other=1.0)
     if COUNTED:
         tl.store(done + row, 0, mask=tl.program_id(0) == 0)
-    total, steps = tl.zeros((LINES, TILE), tl.float32), SLOTS * TURNS
-    items = tl.cdiv(BLOCKS - tl.program_id(0), tl.num_programs(0))
-    for number in tl.range(items * steps, num_stages=STAGES):
-        item, step = tl.program_id(0) + number // steps * tl.num_programs(0), number % steps
-        slot, place = (tl.program_id(0) + step // TURNS) % SLOTS, step % TURNS * TILE + at
-        line = item * LINES + tl.arange(0, LINES)
-        inside = (line < hidden)[:, None] & (place < words)[None, :]
-        expert = tl.sum(tl.where(lane == slot, experts, 0), 0).to(tl.int64)
-        share = tl.sum(tl.where(lane == slot, shares, 0.0), 0)
-        tile = tl.load(down + (expert * hidden + line[:, None]) * words + place[None, :], mask=inside, other=0)
-        # A tile like that of the weights: a vector would be laid out anew.
-        source = middle + (row * SLOTS + slot) * words + place[None, :] + tl.zeros_like(line)[:, None]
-        value = tl.load(source, mask=inside, other=0)
-        if PAIRED:
-            total += share * (_low(tile) * _low(value) + _high(tile) * _high(value))
-        else:
-            total += share * tile * value
-        if step == steps - 1:
-            target, result = row * hidden + line, tl.sum(total, 1)
-            if ADD:
-                result += tl.load(residual + target, mask=line < hidden, other=0.0)
-            tl.store(out + target, result, mask=line < hidden)
-            total = tl.zeros((LINES, TILE), tl.float32)
+    for back in tl.static_range(SLOTS):
+        one = SLOTS - 1 - back
+        weight = tl.sum(tl.where(slot == one, shares, 0.0), 0)
+        expert = tl.sum(tl.where(slot == one, experts, 0), 0)
+        if back < KNOWN:
+            expert = tl.full((), LAST - back, tl.int32)
+        begin = expert.to(tl.int64) * hidden * inner + line[:, None].to(tl.int64) * inner
+        for turn in tl.static_range(TURNS):
+            place = turn * TILE + at
+            inside = (line < hidden)[:, None] & (place < inner)[None, :]
+            if back == 0 and turn == 0:
+                matrix = ahead
+            else:
+                matrix = tl.load(down + begin + place[None, :], mask=inside, other=0.0)
+            # As a tile like the matrix: a vector would be laid out anew behind two barriers, with no load beyond them.
+            source = middle + (row * SLOTS + one) * inner + place[None, :] + tl.zeros_like(line)[:, None]
+            value = tl.load(source, mask=inside, other=0.0)
+            total += matrix.to(tl.float32) * (value.to(tl.float32) * weight)
+    tl.store(out + target, tl.sum(total, 1) + before, mask=line < hidden)

@@ -18,9 +18,9 @@ from kernels.triton.engine.linear import rounded
 
 _PROGRAMS = 264  # two for each multiprocessor of an H200
 _HEADS = 16  # that one program takes
-_LEFT, _LEAVE_WARPS = 128, 8  # of a program that joins parts, channels of the latent
+_LEFT, _LEAVE_WARPS = 128, 4  # of a program that joins parts, channels of the latent
 _TILE_KEYS, _WARPS = 32, 8  # of a program, keys that it holds at a time
-_LEAST_KEYS = 64  # that one program takes: fewer are not worth their partial result
+_LEAST_KEYS = 32  # that one program takes: fewer are not worth their partial result
 
 
 def store_latent(projected: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, rope: RopeTable) -> None:
@@ -64,10 +64,10 @@ def rotated(absorbed: Tensor, turning: Tensor, spec: MlaSpec, ragged: Ragged, ro
     return out
 
 
-def splits_of(rows: int, heads: int, keys: int) -> int:
-    """Programs that share one row's keys, `keys` at most."""
+def splits_of(rows: int, heads: int, keys: int, least: int = 64) -> int:
+    """Programs that share one row's keys, `keys` at most, and take at least so many each."""
     wanted = max(1, _PROGRAMS // (rows * triton.cdiv(heads, _HEADS)))
-    return max(1, min(wanted, triton.cdiv(keys, _LEAST_KEYS)))
+    return max(1, min(wanted, triton.cdiv(keys, least)))
 
 
 def attend(
@@ -77,7 +77,7 @@ def attend(
     type [rows, heads, parts, rank], and how much it weighs, the logarithm to base 2, fp32 [rows, heads, parts]."""
     rows, on = len(query), staged(ragged, query.device)
     keys = on.tables.shape[1] * pages.entries if selection is None else selection.entries.shape[1]
-    parts = parts or splits_of(rows, spec.heads, keys)
+    parts = parts or splits_of(rows, spec.heads, keys, _LEAST_KEYS)
     narrow = pages.storage.dtype == torch.bfloat16
     mixed = torch.empty(rows, spec.heads, parts, spec.rank, dtype=pages.storage.dtype, device=query.device)
     weights = torch.empty(rows, spec.heads, parts, device=query.device)
