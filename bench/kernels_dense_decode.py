@@ -82,7 +82,9 @@ DENSES = (
 
 def sources() -> list[tuple[Path, str, dict[str, int]]]:
     """What is to be compiled."""
-    return [(module.SOURCE, "sm_90a", module.defines_for()) for module in (dense_decode, dense_decode_fp8)]
+    kernels = [dense_decode.kernel_of(cluster) for cluster in (1, 2)]
+    kernels += [dense_decode_fp8.kernel_of(columns) for columns in dense_decode_fp8.COLUMNS]
+    return [(kernel.source, "sm_90a", dict(kernel.defines)) for kernel in kernels]
 
 
 def dense_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:

@@ -23,6 +23,7 @@ __device__ __forceinline__ void barrier_arrive_at_peer(u32 barrier) {
 }
 
 __device__ __forceinline__ void meet_cluster() {
+    __syncwarp();  // the instructions want whole warps
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 

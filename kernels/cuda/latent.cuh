@@ -7,12 +7,12 @@
 // leaves in shared memory. The value of a key is its first 512 channels: one copy serves both products (K-major, then
 // MN-major).
 //
-// Wants WIDTH (512 or 576 channels), COPIED_BY_THREADS (whether parts come by cp.async instead of the copy engine) and
-// QUEUED. Where it is true, the values of a tile and the scores of the next one follow each other in the tensor cores'
+// Wants WIDTH (512 or 576 channels), COPIED_BY_THREADS (whether parts come by cp.async instead of the copy engine),
+// CLUSTER (1, or 2 blocks that share their tiles: a part is free when both have read it) and QUEUED. Where it is true, the values of a tile and the scores of the next one follow each other in the tensor cores'
 // queue without a pause, and the last quarter of the values waits to be multiplied beside the softmax. Otherwise values
 // end, and their memory is free, before scores begin: better where memory or the L2 is what limits.
 
-constexpr int TILE = 64, ROWS = 64, VALUE = 512, CHUNKS = WIDTH / 64;
+constexpr int CHUNKS = WIDTH / 64;
 constexpr bool ROPED = WIDTH > VALUE;  // a last chunk that is no value
 constexpr int PARTS = ROPED ? 5 : 4;
 constexpr int LEFT = PARTS - (QUEUED ? 4 : 2), RIGHT = PARTS - (QUEUED ? 2 : 4);  // first parts of half the values
@@ -20,10 +20,10 @@ constexpr int CHUNK = TILE * 128;  // bytes of 64 rows of 64 channels: the unit 
 constexpr int TILE_BYTES = TILE * WIDTH * 2;
 constexpr int KEYS = ROWS * WIDTH * 2, WEIGHTS = KEYS + 2 * TILE_BYTES, STATE = WEIGHTS + ROWS * TILE * 2;
 constexpr int FULL = 0, FREE = 80, FACTOR = 160, TOTAL = FACTOR + 4 * ROWS, VALID = TOTAL + 4 * ROWS;  // in the state
-constexpr float LAG = 8;
-#define INFINITE __int_as_float(0x7f800000)
-// Where dynamic shared memory starts: a constant, so that operands of products are constants as well.
+// Where dynamic shared memory starts: a constant, so that operands of products are constants as well. For all others, the
+// rank of a cluster's block lies above 24 bits.
 constexpr u32 shared = 1024;
+__device__ __forceinline__ u32 here() { return CLUSTER > 1 ? shared | cluster_rank() << 24 : shared; }
 
 // Chunks of 64 channels in the order in which scores want them; those of one part are freed together.
 __device__ constexpr int chunk_at(int turn) {
@@ -32,12 +32,13 @@ __device__ constexpr int chunk_at(int turn) {
 __device__ constexpr int part_at(int turn) { return (turn + ROPED) / 2; }
 __device__ constexpr bool begins_part(int turn) { return turn == 0 || part_at(turn) != part_at(turn - 1); }
 
-__device__ __forceinline__ u32 full(int buffer, int part) { return shared + STATE + FULL + (buffer * 5 + part) * 8; }
-__device__ __forceinline__ u32 freed(int buffer, int part) { return shared + STATE + FREE + (buffer * 5 + part) * 8; }
+__device__ __forceinline__ u32 full(int buffer, int part) { return here() + STATE + FULL + (buffer * 5 + part) * 8; }
+__device__ __forceinline__ u32 freed(int buffer, int part) { return here() + STATE + FREE + (buffer * 5 + part) * 8; }
 
 // By one thread, before a meeting of all; so many arrivals fill a part, and `more` a tile's first.
 __device__ __forceinline__ void prepare_barriers(int arrivals, int more) {
-    for (int i = 0; i < 10; i++) barrier_init(full(0, i), arrivals + (i % 5 ? 0 : more)), barrier_init(freed(0, i), 4);
+    for (int i = 0; i < 10; i++)
+        barrier_init(full(0, i), arrivals + (i % 5 ? 0 : more)), barrier_init(freed(0, i), 4 * CLUSTER);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     show_to_tensor_cores();
 }
@@ -50,6 +51,7 @@ __device__ __forceinline__ void await_part(int buffer, int part, int turn) {
 
 template <int BUFFER> __device__ __forceinline__ void release(int part) {
     if (threadIdx.x % 32 == 0) barrier_arrive(freed(BUFFER, part));
+    if (CLUSTER > 1 && threadIdx.x % 32 == 1) barrier_arrive_at_peer(freed(BUFFER, part));
 }
 
 template <int BUFFER>
@@ -82,75 +84,14 @@ __device__ __forceinline__ void issue_values(float *output, const u32 (&weights)
     commit_products();
 }
 
-// Running softmax of the two rows a thread shares: rows `warp * 16 + lane / 4` and eight below.
-struct Softmax {
-    float most[2], total[2], factor[2];
-
-    // Takes the scores' peaks in; `factor` is what earlier sums are to be multiplied by.
-    __device__ __forceinline__ void look(const float (&s)[32], float scale) {
-        float peak[2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float part[4] = {most[r], most[r], most[r], most[r]};
-#pragma unroll
-            for (int i = 0; i < 16; i++) part[i % 4] = fmaxf(part[i % 4], s[i / 2 * 4 + 2 * r + i % 2]);
-            peak[r] = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
-        }
-#pragma unroll
-        for (int lane = 1; lane < 4; lane *= 2)
-#pragma unroll
-            for (int r = 0; r < 2; r++) peak[r] = fmaxf(peak[r], __shfl_xor_sync(~0u, peak[r], lane));
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            // The base follows the peak only when it falls 2**8 behind: weights stay far from overflow, and the sums of
-            // earlier tiles are seldom rescaled.
-            bool behind = (peak[r] - most[r]) * scale > LAG;
-            factor[r] = behind ? power((most[r] - peak[r]) * scale) : 1.0f;
-            most[r] = behind ? peak[r] : most[r];
-        }
-    }
-
-    // Scores become weights.
-    __device__ __forceinline__ void weigh(float (&s)[32], float scale) {
-        float sum[4] = {0, 0, 0, 0}, base[2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) base[r] = most[r] == -INFINITE ? 0.0f : most[r] * scale;
-#pragma unroll
-        for (int i = 0; i < 32; i++) sum[i % 4] += s[i] = power(s[i] * scale - base[i / 2 % 2]);
-#pragma unroll
-        for (int r = 0; r < 2; r++) total[r] = total[r] * factor[r] + (sum[2 * r] + sum[2 * r + 1]);
-    }
-};
-
-__device__ __forceinline__ void rescale(float (&output)[128], float first, float second) {
-    if (!__any_sync(~0u, first != 1.0f || second != 1.0f)) return;
-#pragma unroll
-    for (int i = 0; i < 128; i++) output[i] *= i / 2 % 2 ? second : first;
-}
-
-__device__ __forceinline__ float read_float(u32 address) {
-    float x;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
-    return x;
-}
-__device__ __forceinline__ void write_float(u32 address, float x) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
-}
-
-// The first of the two rows of the block that a thread of either warpgroup shares.
-__device__ __forceinline__ int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
-
 // Weights, the registers of a bf16 operand, to shared memory: a thread's for the same thread of warpgroup 1.
 __device__ __forceinline__ void pass_weights(const u32 (&weights)[16], const Softmax &softmax, bool later) {
     if (later) meet<3, 256>();  // the other warpgroup has read the weights of the tile before
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        store16(shared + WEIGHTS + k * 2048 + threadIdx.x * 16, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2],
+        store16(here() + WEIGHTS + k * 2048 + threadIdx.x * 16, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2],
                 weights[4 * k + 3]);
-    if (threadIdx.x % 4 == 0) {
-        write_float(shared + STATE + FACTOR + 4 * own_row(), softmax.factor[0]);
-        write_float(shared + STATE + FACTOR + 4 * own_row() + 32, softmax.factor[1]);
-    }
+    write_rows_of(here() + STATE + FACTOR, softmax.factor);
     signal<2, 256>();
 }
 
@@ -162,8 +103,9 @@ __device__ __forceinline__ void weigh_scores(float (&scores)[32], u32 (&weights)
     if (QUEUED && tile) signal<8, 256>();  // the other warpgroup's last quarter of values may begin
     task.template mask<BUFFER>(scores, tile);
     if (ROPED) release<BUFFER>(0);
-    softmax.look(scores, task.scale);
-    softmax.weigh(scores, task.scale);
+    float scale[2] = {task.scale, task.scale};
+    softmax.look(scores, scale);
+    softmax.weigh(scores, scale);
 #pragma unroll
     for (int j = 0; j < 16; j++) weights[j] = pair(scores[2 * j], scores[2 * j + 1]);
 }
@@ -216,18 +158,11 @@ __device__ __forceinline__ void finish(float (&output)[128], const u32 (&weights
     release<BUFFER>(LEFT), release<BUFFER>(LEFT + 1);
 }
 
-// Sums of both rows a thread shares, and what outputs are to be multiplied by; `done(row, base, total)`, the base a
-// logarithm to base 2, for one thread of a row and the factor it gives, which is passed to the other warpgroup as well.
+// What sums are to be multiplied by, for both warpgroups.
 template <typename Task>
 __device__ __forceinline__ void close(const Task &task, const Softmax &softmax, float (&factor)[2]) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float total = softmax.total[r];
-        total += __shfl_xor_sync(~0u, total, 1);
-        total += __shfl_xor_sync(~0u, total, 2);
-        factor[r] = task.close(own_row() + 8 * r, softmax.most[r] * task.scale, total);
-        if (threadIdx.x % 4 == 0) write_float(shared + STATE + TOTAL + 4 * (own_row() + 8 * r), factor[r]);
-    }
+    task.close(softmax, factor);
+    write_rows_of(here() + STATE + TOTAL, factor);
     meet<4, 256>();
 }
 
@@ -236,8 +171,6 @@ template <typename Task> __device__ __forceinline__ void attend(const Task &task
     u32 weights[16];
     Softmax softmax;
     int last = task.tiles - 1;
-#pragma unroll
-    for (int r = 0; r < 2; r++) softmax.most[r] = -INFINITE, softmax.total[r] = 0;
 #pragma unroll
     for (int i = 0; i < 128; i++) output[i] = 0;
 #pragma unroll
@@ -267,10 +200,10 @@ __device__ __forceinline__ void accumulate(float (&output)[128], const Task &tas
     await_part(BUFFER, RIGHT, (task.before + tile) / 2 & 1);
     await_part(BUFFER, RIGHT + 1, (task.before + tile) / 2 & 1);
     meet<2, 256>();
-    u32 weights[16], factor = shared + STATE + FACTOR + 4 * own_row();
+    u32 weights[16], factor = here() + STATE + FACTOR + 4 * own_row();
     float first = read_float(factor), second = read_float(factor + 32);
 #pragma unroll
-    for (int k = 0; k < 4; k++) read16(shared + WEIGHTS + k * 2048 + threadIdx.x % 128 * 16, weights + 4 * k);
+    for (int k = 0; k < 4; k++) read16(here() + WEIGHTS + k * 2048 + threadIdx.x % 128 * 16, weights + 4 * k);
     if (!QUEUED && tile + 1 < task.tiles) signal<3, 256>();
     if (tile) rescale(output, first, second);
     task.template clear<BUFFER, 4 * CHUNK>(tile);
@@ -300,40 +233,8 @@ template <typename Task> __device__ __forceinline__ void follow(const Task &task
     }
     if (task.tiles % 2) accumulate<0>(output, task, task.tiles - 1);
     meet<4, 256>();
-    u32 total = shared + STATE + TOTAL + 4 * own_row();
+    u32 total = here() + STATE + TOTAL + 4 * own_row();
     task.template write<1>(output, read_float(total), read_float(total + 32));
-}
-
-// bf16 rows of 256 channels to `to` [rows, VALUE], by way of the shared memory in which the queries lay.
-template <int HALF>
-__device__ __forceinline__ void write_rows(u16 *to, int rows, float (&o)[128], float first, float second) {
-    int thread = threadIdx.x % 128, lane = thread % 32, row = own_row();
-    u32 base = shared + HALF * 4 * CHUNK;
-#pragma unroll
-    for (int j = 0; j < 32; j++) {
-        u32 at = base + j / 8 * CHUNK + lane % 4 * 4;
-        store4(at + swizzled(row, j % 8), pair(o[4 * j] * first, o[4 * j + 1] * first));
-        store4(at + swizzled(row + 8, j % 8), pair(o[4 * j + 2] * second, o[4 * j + 3] * second));
-    }
-    meet<5 + HALF, 128>();
-    for (int r = thread / 32; r < ROWS && r < rows; r += 4) {
-        u32 found[4];
-        read16(base + lane / 8 * CHUNK + swizzled(r, lane % 8), found);
-        *(uint4 *)(to + (u64)r * VALUE + HALF * 256 + lane * 8) = make_uint4(found[0], found[1], found[2], found[3]);
-    }
-}
-
-// fp32 rows of 256 channels to `to` [rows, VALUE], for what sums several spans.
-template <int HALF>
-__device__ __forceinline__ void write_sums(float *to, int rows, float (&o)[128], float first, float second) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        if (own_row() + 8 * r >= rows) continue;
-        float *at = to + (own_row() + 8 * r) * VALUE + HALF * 256 + threadIdx.x % 4 * 2, factor = r ? second : first;
-#pragma unroll
-        for (int j = 0; j < 32; j++)
-            *(float2 *)(at + 8 * j) = make_float2(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
-    }
 }
 
 // Rows of queries [rows, WIDTH] to shared memory, zeros behind them; by both warpgroups.
@@ -349,7 +250,7 @@ __device__ __forceinline__ void load_queries(const u16 *from, int rows) {
 #pragma unroll
     for (int i = 0; i < turns; i++) {
         int at = i * 256 + threadIdx.x, row = at / units, unit = at % units;
-        store16(shared + unit / 8 * CHUNK + swizzled(row, unit % 8), found[i].x, found[i].y, found[i].z, found[i].w);
+        store16(here() + unit / 8 * CHUNK + swizzled(row, unit % 8), found[i].x, found[i].y, found[i].z, found[i].w);
     }
     show_to_tensor_cores();
     meet<1, 256>();

@@ -54,7 +54,7 @@ def invariant_split(longest: int) -> Split:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workspace:
-    """Sums of the spans: partial fp32 [most, batch, rows, 512] and lse fp32 [most, batch, rows]; empty for one span."""
+    """Sums of the spans: partial bf16 [most, batch, rows, 512] and lse fp32 [most, batch, rows]; empty for one span."""
 
     partial: Tensor
     lse: Tensor
@@ -68,4 +68,5 @@ class Workspace:
 def workspace_for(split: Split, batch: int, rows: int, device: torch.device) -> Workspace:
     """Room for every call with this split and at most this batch and this many rows."""
     count = split.most * batch * rows if split.most > 1 else 0
-    return Workspace(torch.empty(count * _VALUE_WIDTH, device=device), torch.empty(count, device=device))
+    partial = torch.empty(count * _VALUE_WIDTH, dtype=torch.bfloat16, device=device)
+    return Workspace(partial, torch.empty(count, device=device))

@@ -2,11 +2,15 @@
 // copies of one begin while the one before ends.
 //
 // A warpgroup copies the bf16 latents that a list names into tiles of shared memory, sixteen bytes a thread at a time;
-// two others attend (latent.cuh). Compiled with WIDTH (512 or 576 channels).
+// two others attend (latent.cuh). Compiled with WIDTH (512 or 576 channels) and QUEUED
+// (latent.cuh).
 
 #include "hopper.cuh"
+#include "outputs.cuh"
+#include "softmax.cuh"
 
-constexpr bool COPIED_BY_THREADS = true, QUEUED = true;
+constexpr bool COPIED_BY_THREADS = true;
+constexpr int TILE = 64, ROWS = 64, VALUE = 512, CLUSTER = 1;
 #include "latent.cuh"
 
 struct Parameters {
@@ -42,25 +46,28 @@ struct Task {
     template <int BUFFER> __device__ __forceinline__ void mask(float (&s)[32], int) const {
         u64 valid;
         asm volatile("ld.shared.b64 %0, [%1];" : "=l"(valid) : "r"(shared + STATE + VALID + 8 * BUFFER));
-        if (valid == ~0ull) return;
-        int column = threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < 32; i++)
-            if (!(valid >> (i / 4 * 8 + column + i % 2) & 1)) s[i] = -INFINITE;
+        hide_all_but(s, valid);
     }
 
     template <int BUFFER, int FIRST> __device__ __forceinline__ void clear(int) const {}  // what is not named is zero
 
-    __device__ __forceinline__ float close(int row, float base, float total) const {
-        if (head + row >= p.heads) return 0;
-        if (threadIdx.x % 4 == 0)
-            p.lse[(u64)query * p.heads + head + row] = total > 0 ? (base + __log2f(total)) * 0.69314718f : INFINITE;
-        if (!(total > 0)) return total == 0 ? 0 : total;
-        return 1.0f / (p.sink ? total + power(p.sink[head + row] * 1.44269504f - base) : total);
+    __device__ __forceinline__ void close(const Softmax &softmax, float (&factor)[2]) const {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float total = softmax.whole(r), base = softmax.most[r] * scale;
+            int of = head + own_row() + 8 * r;
+            factor[r] = 0;
+            if (of >= p.heads) continue;
+            if (threadIdx.x % 4 == 0)
+                p.lse[(u64)query * p.heads + of] = total != 0 ? (base + __log2f(total)) * 0.69314718f : INFINITE;
+            float sink = p.sink ? power(p.sink[of] * 1.44269504f - base) : 0;
+            factor[r] = total != 0 ? 1.0f / (total + sink) : 0;
+        }
     }
 
     template <int HALF> __device__ __forceinline__ void write(float (&o)[128], float first, float second) const {
-        write_rows<HALF>(p.output + ((u64)query * p.heads + head) * VALUE, p.heads - head, o, first, second);
+        u16 *to = p.output + ((u64)query * p.heads + head) * VALUE + HALF * 256;
+        write_rows<5 + HALF>(to, p.heads - head, here() + HALF * 4 * CHUNK, o, first, second, AsTheyLie());
     }
 };
 
