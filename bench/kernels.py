@@ -44,7 +44,7 @@ GROUPS: dict[str, tuple[tuple[Rows, ...], Sources]] = {
     "decode": ((kernels_decode.decode_rows,), kernels_decode.sources),
     "dense": ((kernels_dense_decode.dense_rows,), kernels_dense_decode.sources),
     "prefill": ((kernels_prefill.prefill_rows,), kernels_prefill.sources),
-    "tile": ((kernels_tile.tile_rows, kernels_tile_mix.mix_rows), list),
+    "tile": ((kernels_tile.tile_rows, kernels_tile_mix.mix_rows), kernels_tile_mix.sources),
     "ep": ((kernels_ep.ep_rows,), list),
     "gemm": ((kernels_gemm.gemm_rows,), kernels_gemm.sources),
 }

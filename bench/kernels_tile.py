@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bench.kernels_timing import Ceilings, median_us
 from bench.table import Row
+from kernels import tile as ops
 from kernels.reference import cast as casts
 from kernels.reference import rms_norm as norms
 from kernels.reference import rope as ropes
@@ -21,8 +22,7 @@ from kernels.reference.kv_record import Packed
 from kernels.reference.swiglu import swiglu
 from kernels.testing import kv_record as records
 from kernels.testing.tile import assert_cast, hold, near, places
-from kernels.triton import cast, kv_record, rms_norm, rope
-from kernels.triton.swiglu import swiglu_cast
+from kernels.triton import cast, kv_record, rope
 
 CUDA = torch.device("cuda")
 E4M3 = CastSpec(Code.E4M3, 128, Scale.FP32)
@@ -104,7 +104,7 @@ def _swiglu(rows: int, inner: int) -> tuple[Callable[[], object], Callable[[], N
     x, (codes, scales) = _bf16(rows, 2 * inner), places(E4M3, rows, inner, CUDA)
     expected = lambda: swiglu(x[:8192].double(), 10.0, None)  # noqa: E731
     check = lambda: assert_cast(codes[:8192], scales[:8192], E4M3, expected())  # noqa: E731
-    return lambda: swiglu_cast(x, 10.0, None, E4M3, codes, scales), check
+    return lambda: ops.swiglu_cast(x, 10.0, None, E4M3, codes, scales), check
 
 
 def _cast(spec: CastSpec, rows: int, by_columns: bool) -> tuple[Callable[[], object], Callable[[], None]]:
@@ -116,7 +116,7 @@ def _cast(spec: CastSpec, rows: int, by_columns: bool) -> tuple[Callable[[], obj
         hold(torch.equal(codes.view(torch.uint8), wanted[0].view(torch.uint8)), "codes")
         hold(torch.equal(scales, wanted[1]), "scales")
 
-    return lambda: cast.cast_rows(x, spec, codes, scales), check
+    return lambda: ops.cast_rows(x, spec, codes, scales), check
 
 
 def _blocks() -> tuple[Callable[[], object], Callable[[], None]]:
@@ -135,7 +135,7 @@ def _norm() -> tuple[Callable[[], object], Callable[[], None]]:
     x, weight = _bf16(8192, 7168), torch.rand(7168, device=CUDA)
     out = torch.empty_like(x)
     return (
-        lambda: rms_norm.rms_norm(x, weight, 1e-6, out),
+        lambda: ops.rms_norm(x, weight, 1e-6, out),
         lambda: near(out, norms.rms_norm(x, weight, 1e-6), "norm"),
     )
 
@@ -145,7 +145,7 @@ def _add_norm(spec: CastSpec) -> tuple[Callable[[], object], Callable[[], None]]
     codes, scales = places(spec, 8192, 7168, CUDA)
     codes, scales = codes, scales.contiguous()
     check = lambda: assert_cast(codes, scales, spec, norms.rms_norm(residual, weight, 1e-6))  # noqa: E731
-    return lambda: rms_norm.add_rms_norm_cast(x, residual, weight, 1e-6, spec, codes, scales), check
+    return lambda: ops.add_rms_norm_cast(x, residual, weight, 1e-6, spec, codes, scales), check
 
 
 def _rope() -> tuple[Callable[[], object], Callable[[], None]]:

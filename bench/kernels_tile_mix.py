@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
-from bench.kernels_tile import CUDA, Shape, measured
+from bench.kernels_tile import CUDA, E4M3, E4M3_32, E8M0_32, Shape, measured
 from bench.kernels_timing import Ceilings
 from bench.table import Row
+from kernels import tile as ops
+from kernels.cuda import cast, mhc_pre, mhc_project, rms_norm, swiglu
 from kernels.reference.mhc import pack, parts_of
 from kernels.reference.sampling import SamplingRows
 from kernels.testing import engram as engrams
 from kernels.testing import mhc, sampling
 from kernels.testing.tile import hold
-from kernels.triton import engram, mhc_coefficients, mhc_mix, mhc_project
+from kernels.triton import engram, mhc_post, mhc_sinkhorn
 from kernels.triton.sampling import sample
 
 Prepared = tuple[Callable[[], object], Callable[[], None]]
@@ -55,11 +58,25 @@ def shapes() -> Iterator[Shape]:
         yield Shape(f"sampling 128 x {VOCABULARY}, {name}", 128 * VOCABULARY * 4, prepare)
 
 
+def sources() -> list[tuple[Path, str, dict[str, int]]]:
+    """What is compiled before it is timed, of these and of kernels_tile."""
+    plans = [
+        mhc_project.plan_for(width, tile) for width, tile in ((28_672, 64), (28_672, 32), (16_384, 64), (7168, 64))
+    ]
+    for hidden in (7168, 4096):
+        parts = parts_of(4 * hidden)
+        plans += [mhc_pre.plan_for(hidden, parts, 20, normed, given=False) for normed in (False, True)]
+    plans += [swiglu.plan_for(inner, True, False, E4M3, short) for inner in (2048, 3072) for short in (False, True)]
+    plans += [cast.plan_for(E8M0_32), rms_norm.plan_for(7168, False, True, None)]
+    plans += [rms_norm.plan_for(7168, True, True, spec) for spec in (E4M3_32, E8M0_32)]
+    return [(plan.source, "sm_90a", dict(plan.defines)) for plan in plans]
+
+
 def _project(rows: int, width: int) -> Prepared:
     site, x = mhc.make_site(width // 4, CUDA, 1), torch.randn(rows, width, device=CUDA).to(torch.bfloat16)
     packed, parts = pack(site.mix), parts_of(width)
     z, squares = torch.empty(parts, rows, 24, device=CUDA), torch.empty(parts, rows, device=CUDA)
-    return lambda: mhc_project.project(x, packed, z, squares), lambda: mhc.check_project(CUDA, rows, width)
+    return lambda: ops.project(x, packed, z, squares), lambda: mhc.check_project(CUDA, rows, width, "tile")
 
 
 def _pre(rows: int, hidden: int, normed: bool) -> Prepared:
@@ -72,19 +89,19 @@ def _pre(rows: int, hidden: int, normed: bool) -> Prepared:
     norm = torch.rand(hidden, device=CUDA) if normed else None
     collapsed = torch.empty(rows, hidden, dtype=torch.bfloat16, device=CUDA)
     made = (torch.empty(rows, 4, device=CUDA), torch.empty(rows, 4, device=CUDA), torch.empty(rows, 4, 4, device=CUDA))
-    run = lambda: mhc_mix.pre(x, z, squares, site, norm, collapsed, *made)  # noqa: E731
+    run = lambda: ops.pre(x, z, squares, site, norm, collapsed, *made)  # noqa: E731
     return run, lambda: mhc.check_pre(CUDA, min(rows, 1000), hidden, parts)
 
 
 def _post(rows: int, hidden: int) -> Prepared:
     x, block = (torch.randn(rows, *shape, device=CUDA).to(torch.bfloat16) for shape in ((4, hidden), (hidden,)))
     weights, comb, out = torch.rand(rows, 4, device=CUDA), torch.rand(rows, 4, 4, device=CUDA), torch.empty_like(x)
-    return lambda: mhc_mix.post(x, block, weights, comb, out), lambda: mhc.check_post(CUDA, 200, hidden)
+    return lambda: mhc_post.post(x, block, weights, comb, out), lambda: mhc.check_post(CUDA, 200, hidden)
 
 
 def _sinkhorn() -> Prepared:
     logits, comb = torch.randn(8192, 4, 4, device=CUDA), torch.empty(8192, 4, 4, device=CUDA)
-    return lambda: mhc_coefficients.sinkhorn(logits, 10, 1e-6, comb), lambda: mhc.check_sinkhorn(CUDA, 8192)
+    return lambda: mhc_sinkhorn.sinkhorn(logits, 10, 1e-6, comb), lambda: mhc.check_sinkhorn(CUDA, 8192)
 
 
 def _gate() -> Prepared:

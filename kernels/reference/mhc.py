@@ -21,7 +21,7 @@ from kernels.reference.rms_norm import check_rows
 STREAMS = 4
 COLUMNS = STREAMS * (STREAMS + 2)  # of z
 PACKED = 64  # rows of a packed weight: two for each column, to what a matrix product takes
-_PART = 1792  # columns, at most: 16 parts of 28,672 fill the chip with 4,096 rows
+_PART = 1024  # columns, at most: their weight stays in a multiprocessor's shared memory beside rows on their way
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,8 +97,8 @@ def check_sums(z: Tensor, squares: Tensor, site: MhcSite) -> None:
 
 
 def parts_of(width: int) -> int:
-    """Into how many parts `project` cuts `width` columns: the fewest of equal length, a multiple of 64, up to 1,792."""
-    return next(parts for parts in range(-(-width // _PART), width) if width % (parts * 64) == 0)
+    """Into how many parts `project` cuts a row: the fewest of equal length, a multiple of 128, up to 1,024 columns."""
+    return next(parts for parts in range(-(-width // _PART), width) if width % (parts * 128) == 0)
 
 
 def pack(mix: Tensor) -> Tensor:
@@ -115,8 +115,8 @@ def check_project(x: Tensor, packed: Tensor, z: Tensor, squares: Tensor) -> None
     rows, width = x.shape
     check_rows("x", x, (rows, width))
     check_rows("packed", packed, (PACKED, width))
-    if width % 64:
-        raise KernelError(f"{width} columns", fix="use a multiple of 64")
+    if width % 128:
+        raise KernelError(f"{width} columns", fix="use a multiple of 128")
     parts = parts_of(width)
     check_rows("z", z, (parts, rows, COLUMNS), torch.float32)
     check_rows("squares", squares, (parts, rows), torch.float32)

@@ -25,9 +25,9 @@ from kernels.triton import (
     dispatch,
     engram,
     kv_record,
-    mhc_coefficients,
-    mhc_mix,
+    mhc_post,
     mhc_project,
+    mhc_sinkhorn,
     rms_norm,
     rope,
     sampling,
@@ -153,13 +153,8 @@ def _mhc() -> Iterator[Variant]:
         shape = {"WIDTH": 28_672, "PARTS": parts, "ROWS": tile.rows, "STEP": tile.columns, "COLUMNS": 24, "PADDED": 32,
                  "AHEAD": tile.steps}  # fmt: skip
         yield Variant(f"project {rows}", mhc_project._project, shape, {}, tile.warps)
-    yield Variant("sinkhorn", mhc_coefficients._sinkhorn, {"ITERATIONS": 20, "ROWS": 32}, warps=1)
-    made = {"WIDTH": 28_672, "PARTS": 16, "ITERATIONS": 20}
-    yield Variant("coefficients", mhc_coefficients.coefficients, {**made, "TOGETHER": 8, "ROWS": 32}, warps=8)
-    for block, normed, given, warps in ((1024, False, False, 4), (8192, True, False, 8), (1024, False, True, 4)):
-        shape = {"HIDDEN": 7168, "BLOCK": block, "NORMED": normed, "MATRICES": 32, "MADE": given}
-        yield Variant(f"pre, normed {normed}, given {given}", mhc_mix._pre, {**made, **shape}, warps=warps)
-    yield Variant("post", mhc_mix._post, {"HIDDEN": 7168, "BLOCK": 1024})
+    yield Variant("sinkhorn", mhc_sinkhorn._sinkhorn, {"ITERATIONS": 20, "ROWS": 32}, warps=1)
+    yield Variant("post", mhc_post._post, {"HIDDEN": 7168, "BLOCK": 1024})
 
 
 def _engram() -> Iterator[Variant]:

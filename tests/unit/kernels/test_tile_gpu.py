@@ -32,14 +32,27 @@ def test_blocks_and_ropes_equal_their_definition() -> None:
     tile.check_ropes(CUDA, 33, 5, 512, 32)
 
 
-@pytest.mark.parametrize(("rows", "width"), [(130, 28_672), (2049, 28_672), (700, 7168), (1, 16_384)])
-def test_mhc_projection_equals_its_definition(rows: int, width: int) -> None:
-    mhc.check_project(CUDA, max(rows, 3), width)
+@pytest.mark.parametrize("name", ["e4m3 per 128, fp32", "e4m3 per 32, e8m0"])
+@pytest.mark.parametrize("rows", [5, 1031])
+def test_cuda_sources_equal_their_definition(name: str, rows: int) -> None:
+    tile.check_casts(CUDA, rows, (384, 7168), (name,), "cuda.cast", wide=False)
+    for inner in (1408, 2048):
+        tile.check_swiglu(CUDA, rows, inner, (name,), "cuda.swiglu")
+    tile.check_norms(CUDA, rows, (2304, 7168), (name,), "cuda.rms_norm")
 
 
-def test_mhc_and_engram_equal_their_definition() -> None:
-    mhc.check_pre(CUDA, 133, 1024, 5)
-    mhc.check_pre(CUDA, 33, 7168, 16)
+@pytest.mark.parametrize("by", ["triton.mhc_project", "cuda.mhc_project"])
+@pytest.mark.parametrize(("rows", "width"), [(130, 28_672), (2049, 28_672), (700, 7168), (3, 16_384)])
+def test_mhc_projection_equals_its_definition(rows: int, width: int, by: str) -> None:
+    mhc.check_project(CUDA, rows, width, by)
+
+
+@pytest.mark.parametrize("shape", [(133, 1024, 5), (33, 7168, 16), (1001, 4096, 32)])
+def test_mhc_pre_equals_its_definition(shape: tuple[int, int, int]) -> None:
+    mhc.check_pre(CUDA, *shape, "cuda.mhc_pre")
+
+
+def test_mhc_post_and_engram_equal_their_definition() -> None:
     mhc.check_post(CUDA, 133, 7168)
     mhc.check_sinkhorn(CUDA, 1000)
     engram.check_hash(CUDA, 3001)
