@@ -28,8 +28,10 @@ from kernels.testing.gemm import FORMATS
 
 _HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not _HOPPER, reason="needs a Hopper GPU")]
-NEAR = 5e-2  # log probabilities that bf16 queries, weights and mixtures may put in another order
-AGREEING = 0.8  # of prompts, at least
+# Log probabilities that roundings on the way may put in another order: of queries, weights and mixtures to bf16, and of
+# FP8 products, whose sums tensor cores keep to some 13 bits, so that codes of what follows fall to the other side.
+NEAR = 0.25
+AGREEING = 0.7  # of prompts, at least; of other tokens than the reference's, a third would lie that near
 # All experts, all groups and all entries are chosen: in a random model a choice on the edge would change everything.
 _ALL = {"num_experts_per_tok": 8, "index_head_dim": 128, "index_topk": 128}
 _LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_attention_heads": 16, "num_key_value_heads": 16}
