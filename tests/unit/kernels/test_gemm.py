@@ -170,6 +170,7 @@ CLUSTERS = (
     (Stream(32, 1, 2, 2, once=True), 25),
     (Stream(64, 2, 1, 3, once=True), 41),
     (Stream(64, 1, 2, 2, once=True), 64),
+    (Stream(16, 1, 3, 1, once=True, deepest=9), 9),
 )
 
 
