@@ -3,6 +3,7 @@
 //
 // A warp copies tiles of keys from pages to shared memory (TMA); two warpgroups attend (latent.cuh). Two blocks of a
 // sequence share tiles: each copies half of them to both. Sums of several spans go to memory and `combine` sums them.
+// Compiled with CLUSTER: 2 where blocks share tiles, or 1.
 
 #include "hopper.cuh"
 #include "outputs.cuh"

@@ -5,6 +5,8 @@
 // every 128 channels, times the keys' scales, and bf16 for the 64 rotated ones; queries are E4M3 times a scale for each
 // row. Its weights, in bf16, go to warpgroups 1 and 2, which accumulate 256 output channels each, transposed: a thread
 // reads E4M3 codes across keys, makes bf16 of them in registers and multiplies. Scores run a tile or two ahead.
+//
+// Compiled with COLUMNS: 16 where no block has more rows, or 64.
 
 #include "hopper.cuh"
 #include "softmax.cuh"
@@ -12,7 +14,7 @@
 #include "paged.cuh"
 #include "dense_decode_fp8_records.cuh"
 
-// Rows that weights have: where there are few, sums leave registers for more of scores and values at a time.
+// Where rows are few, sums leave registers for more of scores and values at a time.
 constexpr int SUMS = COLUMNS * 2, PARTS = COLUMNS == 16 ? 4 : 1;
 constexpr int FOR_SCORES = COLUMNS == 16 ? 232 : 136, FOR_VALUES = COLUMNS == 16 ? 128 : 176;
 
@@ -42,7 +44,7 @@ __device__ __forceinline__ void multiply_few(float *d, const u32 *a, u64 weight)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(weight));
 }
 
-// sums[64 channels x ROWS] += values[64 x 16] (registers) . weights[16 x ROWS], weights K-major in shared memory.
+// sums[64 channels x COLUMNS] += values[64 x 16] (registers) . weights[16 x COLUMNS], K-major in shared memory.
 __device__ __forceinline__ void multiply_weights(float *sums, const u32 *values, u64 weights) {
     if constexpr (COLUMNS == 16) multiply_few(sums, values, weights);
     else multiply_keys(sums, values, weights, 1);
@@ -158,8 +160,8 @@ __device__ __forceinline__ void finish(float (&scores)[32], Softmax &softmax, co
 }
 
 // The same, while those of the next tile come.
-__device__ __forceinline__ void advance(float (&scores)[32], float (&next)[32], float (&parts)[PARTS][32], Softmax &softmax,
-                                        const Task &task, int tile) {
+__device__ __forceinline__ void advance(float (&scores)[32], float (&next)[32], float (&parts)[PARTS][32],
+                                        Softmax &softmax, const Task &task, int tile) {
     int stage = (tile + 1) % STAGES;
     barrier_wait(state(FULL + 8 * stage), (tile + 1) / STAGES & 1);
     begin_scores(next, parts, stage);

@@ -13,7 +13,7 @@ constexpr u32 shared = 1024;  // where dynamic shared memory starts: operands of
 struct Parameters : Paged {
     const u8 *pages;
     u64 page_bytes;
-    TensorMap records;  // the same as pairs of bytes [pages, page_tokens, RECORD / 2], read in boxes of `box` x 64 pairs
+    TensorMap records;  // pairs of bytes [pages, page_tokens, RECORD / 2], read in boxes of `box` tokens and 64 pairs
 };
 
 __device__ __forceinline__ u32 state(int offset) { return shared + STATE + offset; }

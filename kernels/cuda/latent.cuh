@@ -8,9 +8,10 @@
 // MN-major).
 //
 // Wants WIDTH (512 or 576 channels), COPIED_BY_THREADS (whether parts come by cp.async instead of the copy engine),
-// CLUSTER (1, or 2 blocks that share their tiles: a part is free when both have read it) and QUEUED. Where it is true, the values of a tile and the scores of the next one follow each other in the tensor cores'
-// queue without a pause, and the last quarter of the values waits to be multiplied beside the softmax. Otherwise values
-// end, and their memory is free, before scores begin: better where memory or the L2 is what limits.
+// CLUSTER (1, or 2 blocks that share their tiles: a part is free when both have read it) and QUEUED. Where that is true,
+// the values of a tile and the scores of the next one follow each other in the tensor cores' queue without a pause, and
+// the last quarter of the values waits to be multiplied beside the softmax. Otherwise values end, and their memory is
+// free, before scores begin: better where memory or the L2 is what limits.
 
 constexpr int CHUNKS = WIDTH / 64;
 constexpr bool ROPED = WIDTH > VALUE;  // a last chunk that is no value
@@ -20,8 +21,8 @@ constexpr int CHUNK = TILE * 128;  // bytes of 64 rows of 64 channels: the unit 
 constexpr int TILE_BYTES = TILE * WIDTH * 2;
 constexpr int KEYS = ROWS * WIDTH * 2, WEIGHTS = KEYS + 2 * TILE_BYTES, STATE = WEIGHTS + ROWS * TILE * 2;
 constexpr int FULL = 0, FREE = 80, FACTOR = 160, TOTAL = FACTOR + 4 * ROWS, VALID = TOTAL + 4 * ROWS;  // in the state
-// Where dynamic shared memory starts: a constant, so that operands of products are constants as well. For all others, the
-// rank of a cluster's block lies above 24 bits.
+// Where dynamic shared memory starts: a constant, so that operands of products are constants as well. In all other
+// addresses, the rank of a cluster's block lies above 24 bits.
 constexpr u32 shared = 1024;
 __device__ __forceinline__ u32 here() { return CLUSTER > 1 ? shared | cluster_rank() << 24 : shared; }
 

@@ -1,4 +1,4 @@
-// Dense decode's operands in pages, and which keys and rows a block takes of them. Knows neither keys' format nor products.
+// Dense decode's operands in pages, and which keys and rows a block takes of them. Knows no format of keys.
 
 constexpr int TILE = 64, ROWS = 64, WIDTH = 576, VALUE = 512;
 
@@ -52,8 +52,8 @@ struct Task {
         hide_from(s, start, limit);
     }
 
-    // Writes the lse of both rows a thread shares; `factor`: what their sums are to be multiplied by, of values that are
-    // `unit` times as large.
+    // Writes the lse of both rows a thread shares; `factor`: what their sums are to be multiplied by, whose values are
+    // those of keys over `unit`.
     __device__ __forceinline__ void close(const Softmax &softmax, const float (&scale)[2], float (&factor)[2],
                                           float unit) const {
 #pragma unroll

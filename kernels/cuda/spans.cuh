@@ -16,7 +16,8 @@ struct Sums {
 
 // Parts lie `step` rows apart from row `first`; partial bf16 [rows, 512], partial_lse [rows] in base 2 (minus infinity:
 // none). bf16 halves their way through memory and adds less than the rounding of outputs: there are several of them.
-__device__ __forceinline__ Sums sum_spans(const u16 *partial, const float *partial_lse, int count, u64 step, u64 first) {
+__device__ __forceinline__ Sums sum_spans(const u16 *partial, const float *partial_lse, int count, u64 step,
+                                          u64 first) {
     __shared__ float factors[128];
     const float infinity = __int_as_float(0x7f800000);
     Sums sums = {-infinity, 0, make_float4(0, 0, 0, 0)};

@@ -43,7 +43,7 @@ __device__ __forceinline__ int length_of(const Cache &cache, int query) {
 
 // This block's tiles of both caches; the second cache starts a tile of its own.
 struct Work {
-    int length[2], from, first, tiles;  // `first`: of the second cache, counted from this block's first as all tiles are
+    int length[2], from, first, tiles;  // `first`: of the second cache; tiles are counted from this block's first
     bool whole;                         // nothing is left to combine
     __device__ __forceinline__ Work(const Parameters &p, int query) {
         length[0] = length_of(p.cache[0], query);
