@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.cuda import dense_decode, gemm_stream, sparse_prefill
+from kernels.cuda import dense_decode, sparse_prefill
+from kernels.cuda import gemm as products
 from kernels.cuda.engine import domain, scaled
 from kernels.cuda.engine.attend import attend
 from kernels.cuda.engine.latent import attend_latent
@@ -121,6 +122,6 @@ if __name__ == "__main__":
     require_interpreter()
     dense_decode.dense_decode, sparse_prefill.sparse_prefill = _dense, _named
     domain._LEAST_ROWS = domain._LEAST_BLOCKS = 1
-    gemm_stream.gemm_stream, scaled._FEW_ROWS = _gemm, 4
+    products.gemm, scaled._FEW_ROWS = _gemm, 4
     for check in (check_latent, check_window, check_scaled):
         check()

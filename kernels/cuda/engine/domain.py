@@ -42,8 +42,8 @@ RULES = (
          f"{_LEAST_BLOCKS} tokens or more for every 64 heads"),
     Rule("attention over a window and entries", "sparse_prefill.cu", "bf16 cache of 512 channels (V4, V4.1), "
          f"{_LEAST_BLOCKS} tokens or more for every 64 heads"),
-    Rule("products of stored weights", "gemm_stream.cu", "weights=stored: FP8 in squares of 128 or 32 and FP4, outputs "
-         "a multiple of 8 (FP4: 64) and channels of 128"),
+    Rule("products of stored weights", "gemm_stream.cu, gemm_large.cu", "weights=stored: FP8 in squares of 128 or 32 "
+         "and FP4, outputs a multiple of 8 (FP4: 64) and channels of 128"),
     Rule("choice of experts", "gate.cu", "by scores, up to 32 of 1,024 experts in up to 32 groups; not by token id"),
     Rule("choice of entries", "top_k.cu", f"up to {MAX_COLUMNS} entries"),
 )  # fmt: skip

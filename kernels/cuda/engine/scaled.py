@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.cuda import gemm_stream as kernel
-from kernels.cuda.gemm_choice import choose_stream
+from kernels.cuda import gemm as kernel
+from kernels.cuda.gemm_choice import choose_cut
 from kernels.cuda.gemm_pack import PackedFp4, pack_fp4
 from kernels.dispatch import Plan, make_plan
 from kernels.operands import ExpertBank
@@ -117,9 +117,9 @@ def _product(
     """bf16 [groups, capacity, outputs]; `tokens`: of a group on average."""
     (groups, capacity, channels), (weight_groups, outputs, _) = activations.codes.shape, _shape(weight)
     kept = weight.weights
-    cut = choose_stream(outputs, channels, weight_groups, tokens, isinstance(kept, PackedFp4), kept.grain)
+    cut = choose_cut(outputs, channels, weight_groups, tokens, isinstance(kept, PackedFp4), kept.grain)
     out = torch.empty(groups, capacity, outputs, dtype=torch.bfloat16, device=activations.codes.device)
-    kernel.gemm_stream(activations, kept, counts, named, out, cut)
+    kernel.gemm(activations, kept, counts, named, out, cut)
     return out
 
 
