@@ -11,9 +11,9 @@ import torch
 
 from bench.kernels_timing import Ceilings, median_us
 from bench.table import Row
-from kernels.cuda.gemm_choice import Stream, choose_stream
+from kernels.cuda.gemm import gemm, source_for
+from kernels.cuda.gemm_choice import Large, Stream, choose_cut
 from kernels.cuda.gemm_pack import pack_fp4
-from kernels.cuda.gemm_stream import SOURCE, defines_for, gemm_stream
 from kernels.reference.gemm import Fp4Weights
 from kernels.testing.gemm import FORMATS, RELATIVE, Case, assert_case, make_case, make_contiguous
 
@@ -38,8 +38,8 @@ class Product:
         return f"{self.layout} {self.form}{groups} m{self.tokens} n{self.rows} k{self.channels}"
 
     @property
-    def stream(self) -> Stream:
-        return choose_stream(self.rows, self.channels, self.groups, self.tokens, *_kind(self.form))
+    def cut(self) -> Stream | Large:
+        return choose_cut(self.rows, self.channels, self.groups, self.tokens, *_kind(self.form))
 
     def counts(self) -> list[int]:
         """Tokens of each group."""
@@ -113,10 +113,10 @@ _HOSTILE = ((5, 70, 384, 512), (3, 9, 2112, 1024))
 
 def sources() -> list[tuple[Path, str, dict[str, int]]]:
     """What is to be compiled."""
-    cuts = [(product.stream, product.form, product.layout == "dense") for product in (*DENSE, *GROUPED)]
-    cuts += [(choose_stream(rows, channels, groups, tokens, *_kind(form)), form, False)
+    cuts = [(product.cut, product.form, product.layout == "dense") for product in (*DENSE, *GROUPED)]
+    cuts += [(choose_cut(rows, channels, groups, tokens, *_kind(form)), form, False)
              for groups, tokens, rows, channels in _HOSTILE for form in FORMATS]  # fmt: skip
-    return [(SOURCE, "sm_90a", defines_for(cut, *_kind(form), dense)) for cut, form, dense in dict.fromkeys(cuts)]
+    return [source_for(cut, *_kind(form), dense) for cut, form, dense in dict.fromkeys(cuts)]
 
 
 def gemm_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:
@@ -126,8 +126,8 @@ def gemm_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:
     for groups, tokens, rows, channels in _HOSTILE:
         for form in FORMATS:
             case = make_case(form, groups, tokens, rows, channels, torch.device("cuda"), seed, hostile=True)
-            stream = choose_stream(rows, channels, groups, tokens, *_kind(form))
-            yield Row(f"{form}, {groups} groups of up to {tokens}, hostile: error", _check(case, stream), "", RELATIVE)
+            cut = choose_cut(rows, channels, groups, tokens, *_kind(form))
+            yield Row(f"{form}, {groups} groups of up to {tokens}, hostile: error", _check(case, cut), "", RELATIVE)
     reached = 0
     for product in (*DENSE, *GROUPED):
         found = list(_rows(product, ceilings, rate, seed))
@@ -150,25 +150,25 @@ def fp8_tflop_per_s() -> float:
 def _rows(product: Product, ceilings: Ceilings, rate: float, seed: int) -> Iterator[Row]:
     case = product.case(seed)
     try:
-        error = _check(case, product.stream)
+        error = _check(case, product.cut)
     except AssertionError as wrong:
         yield Row(f"{product.name}: {wrong}", 1, "wrong", 0)
         return
     weights = pack_fp4(case.weights) if isinstance(case.weights, Fp4Weights) else case.weights
-    operands = (case.activations, weights, case.counts, case.experts, case.output(), product.stream)
-    time_us = median_us(lambda: gemm_stream(*operands))
+    operands = (case.activations, weights, case.counts, case.experts, case.output(), product.cut)
+    time_us = median_us(lambda: gemm(*operands))
     bar = product.public_us / (product.wanted or 1) if product.public_us else None
     floor = max(product.bytes / ceilings.gb_per_s / 1e3, product.operations / rate / 1e6)
     yield Row(product.name, time_us, "us", bar)
     yield Row("  of floor", 100 * floor / time_us, f"% ({floor:.1f} us), error {error:.1e}")
 
 
-def _check(case: Case, stream: Stream) -> float:
+def _check(case: Case, cut: Stream | Large) -> float:
     weights = pack_fp4(case.weights) if isinstance(case.weights, Fp4Weights) else case.weights
 
     def run(given: Case) -> torch.Tensor:
         output = given.output()
-        gemm_stream(given.activations, weights, given.counts, given.experts, output, stream)
+        gemm(given.activations, weights, given.counts, given.experts, output, cut)
         return output
 
     return assert_case(case, run)

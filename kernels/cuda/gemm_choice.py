@@ -14,8 +14,11 @@ PROCESSORS = 132  # multiprocessors of an H100 or H200
 _SPREAD = 1.3  # of the largest group's tokens over the average's, which should fit one tile
 _FEW_CHANNELS = 1024
 _FEW_TILES, _MOST_SPLIT = 64, 3  # up to so many tiles of 64 rows, channels are split; four do not divide the chip
-_MANY, _MANY_OF_A_GROUP = 256, 64  # tokens beyond which large tiles are faster
-_LARGE_ROWS = (128, 160, 192)
+_MANY, _MANY_OF_A_GROUP = 256, 128  # tokens beyond which large tiles are faster
+# What 128 channels of a large tile take on an H200, by rows and passes, and what a row of it takes to begin and end.
+_BLOCK_NS = {(64, 1): 300, (96, 1): 365, (128, 1): 428, (160, 1): 514, (192, 1): 610, (128, 2): 780}
+_NS_OF_A_ROW = 4.7
+_SHARED_TOKENS, _SHARED_CHANNELS = 2048, 8192  # where fetching weights by twos is no slower
 _SHARED_BYTES = 232_448 - 1024  # what a block may ask for, and room to align
 _SLOT_BYTES = 128 * 16  # sums of 64 rows of eight tokens
 _ON_THEIR_WAY = 9  # stages of 64 rows to a multiprocessor, beyond which reading all weights once takes longer
@@ -89,14 +92,12 @@ class Stream:
 class Large:
     """How a product of many tokens is cut (`gemm_large.cu`): tiles of 128 * passes tokens by `rows`.
 
-    `share`: two blocks of threads of a cluster fetch weights together. `handover`: how many products of one warpgroup
-    are left when the next begins its own; 0: warpgroups take no turns.
+    `share`: two blocks of threads of a cluster fetch weights together. Two passes need tokens of one expert in 256.
     """
 
     rows: int
     share: bool = False
     passes: int = 1
-    handover: int = 1
 
     threads: ClassVar[int] = 384
 
@@ -136,20 +137,25 @@ def choose_cut(
     """The fastest cut found on an H200 for `tokens` in a group on average, of either kernel."""
     if fp4 or tokens <= (_MANY if groups == 1 else _MANY_OF_A_GROUP):
         return choose_stream(rows, channels, groups, tokens, fp4, grain)
-    return choose_large(rows, groups, tokens, grain)
+    return choose_large(rows, channels, groups, tokens)
 
 
-def choose_large(rows: int, groups: int, tokens: int, grain: int = 128) -> Large:
-    """The tile whose last turn of all multiprocessors is fullest, for `tokens` in a group on average.
+def choose_large(rows: int, channels: int, groups: int, tokens: int) -> Large:
+    """The tile that takes least, turns of all multiprocessors counted, for `tokens` in a group on average.
 
     A token's bits are the same whatever it says.
     """
-    token_tiles = groups * -(-tokens // 128)
 
-    def cost(width: int) -> int:
-        return -(-token_tiles * -(-rows // width) // PROCESSORS) * width
+    def cost(tile: tuple[int, int]) -> float:
+        width, passes = tile
+        token_tiles = groups * -(-tokens // (128 * passes))
+        turns = -(-token_tiles * -(-rows // width) // PROCESSORS)
+        return turns * (channels / DEPTH * _BLOCK_NS[tile] + _NS_OF_A_ROW * width * passes)
 
-    return Large(min(_LARGE_ROWS, key=lambda width: (cost(width), -width)))
+    width, passes = min((tile for tile in _BLOCK_NS if groups == 1 or tile[1] == 1), key=cost)
+    if groups == 1:
+        return Large(width, tokens >= _SHARED_TOKENS and channels <= _SHARED_CHANNELS, passes)
+    return Large(width, True)
 
 
 def choose_stream(rows: int, channels: int, groups: int, tokens: int, fp4: bool = False, grain: int = 128) -> Stream:
@@ -161,7 +167,7 @@ def choose_stream(rows: int, channels: int, groups: int, tokens: int, fp4: bool 
         return Stream(width, 4, 1, 1, once=False) if width <= 32 else Stream(64, 2, 1, 1, once=False)
     if groups > 1 or tokens > 2 * WIDTHS[-1]:
         return _for_many(width, grain)
-    return _for_few(rows, channels, width, -(-tokens // width))
+    return _for_few(rows, channels, width, -(-tokens // width), grain)
 
 
 def _for_many(width: int, grain: int) -> Stream:
@@ -171,7 +177,7 @@ def _for_many(width: int, grain: int) -> Stream:
     return Stream(width, 2, 1, 1, once=False)
 
 
-def _for_few(rows: int, channels: int, width: int, token_tiles: int) -> Stream:
+def _for_few(rows: int, channels: int, width: int, token_tiles: int, grain: int) -> Stream:
     """Every multiprocessor reads weights: few rows a block of threads, and channels are split where rows are few.
 
     How channels are divided depends on the weights alone: up to 128 tokens, all cuts give a token the same bits.
@@ -181,12 +187,12 @@ def _for_few(rows: int, channels: int, width: int, token_tiles: int) -> Stream:
         return Stream(width, 2, 1, 1, once=whole, resident=2 if whole else 1)
     row_tiles = -(-rows // 64)
     if row_tiles > PROCESSORS:
-        groups = min(-(-row_tiles // PROCESSORS), 4 if width <= 64 else 3)
+        groups = min(-(-row_tiles // PROCESSORS), 4 if width <= 64 else 3 if grain == 128 else 2)  # what registers hold
         once = -(-row_tiles // groups) * token_tiles <= PROCESSORS
         return Stream(width, groups, 1, 1, once, deepest=max(12 // groups, 4))
     split = max(min(PROCESSORS // row_tiles, _MOST_SPLIT, channels // DEPTH // 8), 1) if row_tiles <= _FEW_TILES else 1
     if split == 1 and width >= 64 and row_tiles * token_tiles * 2 <= PROCESSORS:
         width, token_tiles = width // 2, token_tiles * 2
     once = row_tiles * token_tiles * split <= PROCESSORS or split > 1
-    turns = 3 if once and channels // DEPTH // split >= _MANY_CHANNELS else 2
+    turns = 3 if once and grain == 128 and channels // DEPTH // split >= _MANY_CHANNELS else 2
     return Stream(width, 1, turns, split, once, deepest=_ON_THEIR_WAY)

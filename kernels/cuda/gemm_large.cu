@@ -61,20 +61,6 @@ __device__ __forceinline__ void release(u32 shared, int stage) {
     }
 }
 
-// Tensor cores would take products of both warpgroups by turns; then both add up at the same time, and the tensor cores
-// wait. So warpgroups take turns: the next begins when no more than HANDOVER products of this one are left.
-constexpr bool TURNS = GRAIN == 128 && HANDOVER > 0;
-__device__ __forceinline__ void await_turn(int group) {
-    if (!TURNS) return;
-    if (group) meet<2, CONSUMERS>();
-    else meet<1, CONSUMERS>();
-}
-__device__ __forceinline__ void give_turn(int group) {
-    if (!TURNS) return;
-    if (group) signal<1, CONSUMERS>();
-    else signal<2, CONSUMERS>();
-}
-
 // What the weights' scales of a block of channels come to: for slice `i` of columns, in step `step` of 32 channels.
 struct Scales {
     u32 words[SCALE_ROWS];
@@ -127,45 +113,26 @@ struct Block {
         hold(part);
         begin_products();
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
+        for (int i = 0; i < AT_ONCE; i++)
             Product<ROWS>::run(part, further(activations, (step + i) * 32), further(weights, (step + i) * 32), i);
-            if (TURNS && i == 3 - HANDOVER) commit_products();
-        }
         commit_products();
         hold(part);
     }
 
-    // The rest of it. TOLD: the other warpgroup has the turn already; LAST: the stage is free again.
-    template <bool TOLD, bool LAST>
-    __device__ __forceinline__ void end(u32 shared, int group, int boundary, float (&part)[ROWS / 2],
+    // The rest of it; if `last`, the stage is free again.
+    __device__ __forceinline__ void end(u32 shared, bool last, int boundary, float (&part)[ROWS / 2],
                                         float (&sums)[ROWS / 2]) const {
 #pragma unroll
         for (int step = 0; step < 4; step += AT_ONCE) {
             if (step) begin(step, part);
-            if (TURNS && !TOLD) await_products<1>(), give_turn(group);
             await_products<0>();
             hold(part);
-            if (LAST && step + AT_ONCE == 4) release(shared, stage);
+            if (last && step + AT_ONCE == 4) release(shared, stage);
             promote(sums, part, scales, step, boundary, first, second);
         }
     }
 };
 
-// Passes of a block of channels from FIRST on.
-template <int FIRST>
-__device__ __forceinline__ void multiply(u32 shared, int stage, int group, u32 tokens, int boundary,
-                                         float (&part)[ROWS / 2], float (&sums)[PASSES][ROWS / 2]) {
-#pragma unroll
-    for (int pass = FIRST; pass < PASSES; pass++) {
-        Block now(shared, stage, group * PASSES + pass, tokens + pass * 256);
-        await_turn(group);
-        now.begin(0, part);
-        if (pass == PASSES - 1) now.template end<false, true>(shared, group, boundary, part, sums[pass]);
-        else now.template end<false, false>(shared, group, boundary, part, sums[pass]);
-    }
-}
-
-// Products of a tile begin before the sums of the one before are written.
 __device__ __forceinline__ void consume(const Parameters &p, u32 shared) {
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;  // the same in all lanes, as the compiler knows
     int first = group * 64 * PASSES + warp % 4 * 16;
@@ -174,35 +141,38 @@ __device__ __forceinline__ void consume(const Parameters &p, u32 shared) {
     float sums[PASSES][ROWS / 2], part[ROWS / 2];
 #pragma unroll
     for (int i = 0; i < ROWS / 2; i++) part[i] = 0;
-    if (group) give_turn(group);
     Place place;
     for (bool any = false;; any = true) {
         barrier_wait(shared + FULL + 8 * at.stage, at.parity);
         Place next;
         next.read(shared + NOTES + at.stage * NOTE, first);
-        if (next.row < 0) {
-            if (any) write(p, place, sums);
-            if (group == 0) await_turn(group);  // the last one given
-            return;
-        }
         int boundary = 128 - next.row % 128;
-        Block now(shared, at.stage, group * PASSES, tokens);
-        await_turn(group);
-        now.begin(0, part);
-        give_turn(group);
-        if (any) write(p, place, sums);
-        place = next;
 #pragma unroll
-        for (int pass = 0; pass < PASSES; pass++)
+        for (int pass = 0; pass < PASSES; pass++) {
+            if (next.row < 0) {  // no more tiles
+                if (any) write(p, place, pass, sums[pass]);
+                continue;
+            }
+            // Products of this tile run while the sums of the one before are written.
+            Block now(shared, at.stage, group * PASSES + pass, tokens + pass * 256);
+            now.begin(0, part);
+            if (any) write(p, place, pass, sums[pass]);
 #pragma unroll
             for (int i = 0; i < ROWS / 2; i++) sums[pass][i] = 0;
-        now.template end<true, PASSES == 1>(shared, group, boundary, part, sums[0]);
-        multiply<1>(shared, at.stage, group, tokens, boundary, part, sums);
+            now.end(shared, pass == PASSES - 1, boundary, part, sums[pass]);
+        }
+        if (next.row < 0) return;
+        place = next;
         at.advance();
 #pragma unroll 1
         for (int block = 1; block < p.blocks; block++, at.advance()) {
             barrier_wait(shared + FULL + 8 * at.stage, at.parity);
-            multiply<0>(shared, at.stage, group, tokens, boundary, part, sums);
+#pragma unroll
+            for (int pass = 0; pass < PASSES; pass++) {
+                Block now(shared, at.stage, group * PASSES + pass, tokens + pass * 256);
+                now.begin(0, part);
+                now.end(shared, pass == PASSES - 1, boundary, part, sums[pass]);
+            }
         }
     }
 }

@@ -40,6 +40,8 @@ def gemm_large(
     Raises KernelError for operands the kernel does not take, before anything is launched.
     """
     check_operands(activations, weights, counts, experts, output)
+    if large.passes > 1 and experts is not None:
+        raise KernelError("256 tokens of a tile may have two experts", fix="pass a tile of one pass")
     parameters = parameters_of(activations, weights, counts, experts, output, large, tensor_map)
     kernel = _kernel(large, weights.grain, activations.codes.device.index)
     kernel.launch((large.blocks(parameters.groups, parameters.capacity, parameters.rows), 1, 1), parameters)
@@ -64,7 +66,7 @@ def parameters_of(
 def defines_for(large: Large, grain: int) -> dict[str, int]:
     """Macros the source is compiled with."""
     return {"GRAIN": grain, "ROWS": large.rows, "PASSES": large.passes, "SHARE": int(large.share),
-            "HANDOVER": large.handover, "STAGES": large.stages}  # fmt: skip
+            "STAGES": large.stages}  # fmt: skip
 
 
 def compile_for(large: Large, grain: int, architecture: str = "sm_90a") -> tuple[bytes, str]:

@@ -29,21 +29,21 @@ __device__ __forceinline__ void turn(u32 (&word)[4]) {
     }
 }
 
-// As bf16, eight columns of a token a thread at a time.
-__device__ __forceinline__ void write(const Parameters &p, const Place &place, const float (&sums)[PASSES][ROWS / 2]) {
+// The sums of a pass as bf16, eight columns of a token a thread at a time.
+__device__ __forceinline__ void write(const Parameters &p, const Place &place, int pass, const float (&sums)[ROWS / 2]) {
     int lane = threadIdx.x % 32, row = place.row + lane % 4 * 8;
-    u16 *output = p.output + ((u64)place.group * p.capacity + place.token + lane / 4) * p.rows + row;
+    u64 first = (u64)place.group * p.capacity + place.token + pass * 64;
 #pragma unroll
-    for (int at = 0; at < PASSES * 2; at++) {
-        int pass = at / 2, token = lane / 4 + at % 2 * 8;
+    for (int half = 0; half < 2; half++) {
+        int token = lane / 4 + half * 8;
         bool counts = place.counted[pass] >> token & 1;
-        u16 *to = output + (u64)(pass * 64 + at % 2 * 8) * p.rows;
+        u16 *to = p.output + (first + token) * p.rows + row;
 #pragma unroll
         for (int i = 0; i < ROWS; i += 32) {
             u32 word[4];
 #pragma unroll
             for (int octet = 0; octet < 4; octet++) {
-                const float *two = sums[pass] + i / 2 + octet * 4 + at % 2 * 2;
+                const float *two = sums + i / 2 + octet * 4 + half * 2;
                 word[octet] = pair(two[0], two[1]);
             }
             turn(word);
