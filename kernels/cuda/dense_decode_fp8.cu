@@ -38,8 +38,8 @@ __device__ __forceinline__ void multiply_codes(float (&d)[32], u64 query, u64 ke
 __device__ __forceinline__ void multiply_few(float *d, const u32 *a, u64 weight) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, "
-        "p, 1, 1, 0;\n}\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, "
+        "%12, p, 1, 1, 0;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(weight));
 }

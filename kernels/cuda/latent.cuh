@@ -1,6 +1,6 @@
 // Attention of 64 rows over tiles of 64 bf16 latents in shared memory: the two warpgroups that consume them, for any
-// producer. Knows wgmma, the running softmax and who waits for whom; a `Task` knows which keys a row sees, where results
-// go, and how many tiles (`before`, an even number) this block has taken for others.
+// producer. Knows wgmma, the running softmax and who waits for whom; a `Task` knows which keys a row sees, where
+// results go, and how many tiles (`before`, an even number) this block has taken for others.
 //
 // Two tiles are held, in parts that are freed singly. Warpgroup 0 multiplies queries by keys, keeps the softmax and
 // accumulates output channels 0..255; warpgroup 1 accumulates channels 256..511 with the weights that warpgroup 0
@@ -8,8 +8,8 @@
 // MN-major).
 //
 // Wants WIDTH (512 or 576 channels), COPIED_BY_THREADS (whether parts come by cp.async instead of the copy engine),
-// CLUSTER (1, or 2 blocks that share their tiles: a part is free when both have read it) and QUEUED. Where that is true,
-// the values of a tile and the scores of the next one follow each other in the tensor cores' queue without a pause, and
+// CLUSTER (1, or 2 blocks that share their tiles: a part is free when both have read it) and QUEUED. Where that is
+// true, the values of a tile and the scores of the next one follow each other in the tensor cores' queue without a pause, and
 // the last quarter of the values waits to be multiplied beside the softmax. Otherwise values end, and their memory is
 // free, before scores begin: better where memory or the L2 is what limits.
 

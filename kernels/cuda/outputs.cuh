@@ -6,7 +6,7 @@ struct AsTheyLie {
 };
 
 // bf16 rows to `to` [rows, 512], by way of 32 kB of shared memory at `room`, which nobody else uses; the warpgroup
-// meets at barrier ID. A thread's sums are those of a product of 64 rows; `order` sees each eight channels on their way.
+// meets at barrier ID. A thread's sums are those of a product of 64 rows; `order` sees each eight channels on the way.
 template <int ID, typename Order>
 __device__ __forceinline__ void write_rows(u16 *to, int rows, u32 room, float (&o)[128], float first, float second,
                                            const Order &order) {
