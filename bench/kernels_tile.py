@@ -151,9 +151,9 @@ def _add_norm(spec: CastSpec) -> tuple[Callable[[], object], Callable[[], None]]
 def _rope() -> tuple[Callable[[], object], Callable[[], None]]:
     x, positions, tables = _bf16(4096, 128, 64), torch.arange(4096, device=CUDA, dtype=torch.int32), _tables()
     once = x.clone()
-    rope.rope(once, positions, *tables)
+    ops.rope(once, positions, *tables)
     given = x.clone()
-    return lambda: rope.rope(x, positions, *tables), lambda: near(once, ropes.rope(given, positions, *tables), "rope")
+    return lambda: ops.rope(x, positions, *tables), lambda: near(once, ropes.rope(given, positions, *tables), "rope")
 
 
 def _norm_rope(spec: CastSpec | None) -> tuple[Callable[[], object], Callable[[], None]]:

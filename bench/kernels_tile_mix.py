@@ -11,7 +11,7 @@ from bench.kernels_tile import CUDA, E4M3, E4M3_32, E8M0_32, Shape, measured
 from bench.kernels_timing import Ceilings
 from bench.table import Row
 from kernels import tile as ops
-from kernels.cuda import cast, mhc_pre, mhc_project, rms_norm, swiglu
+from kernels.cuda import cast, mhc_pre, mhc_project, rms_norm, rope, swiglu
 from kernels.reference.mhc import pack, parts_of
 from kernels.reference.sampling import SamplingRows
 from kernels.testing import engram as engrams
@@ -69,6 +69,7 @@ def sources() -> list[tuple[Path, str, dict[str, int]]]:
     plans += [swiglu.plan_for(inner, True, False, E4M3, short) for inner in (2048, 3072) for short in (False, True)]
     plans += [cast.plan_for(E8M0_32), rms_norm.plan_for(7168, False, True, None)]
     plans += [rms_norm.plan_for(7168, True, True, spec) for spec in (E4M3_32, E8M0_32)]
+    plans.append(rope.plan_for(128, 64, inverse=False))
     return [(plan.source, "sm_90a", dict(plan.defines)) for plan in plans]
 
 

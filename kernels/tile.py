@@ -13,12 +13,14 @@ from kernels.cuda import cast as cuda_cast
 from kernels.cuda import mhc_pre
 from kernels.cuda import mhc_project as cuda_project
 from kernels.cuda import rms_norm as cuda_norm
+from kernels.cuda import rope as cuda_rope
 from kernels.cuda import swiglu as cuda_swiglu
 from kernels.cuda.tile_plan import aligned, capability
 from kernels.reference.cast import CastSpec, Code, Scale
 from kernels.triton import cast as triton_cast
 from kernels.triton import mhc_project as triton_project
 from kernels.triton import rms_norm as triton_norm
+from kernels.triton import rope as triton_rope
 from kernels.triton import swiglu as triton_swiglu
 
 _WIDE = 2048  # columns from which a block has enough to do with one row
@@ -62,6 +64,12 @@ def add_rms_norm_cast(
     wide = x.shape[1] >= _WIDE
     kernel = cuda_norm if wide and _takes(spec, x, residual, weight, codes) else triton_norm
     kernel.add_rms_norm_cast(x, residual, weight, eps, spec, codes, scales)
+
+
+def rope(x: Tensor, positions: Tensor, cosine: Tensor, sine: Tensor, inverse: bool = False) -> None:
+    """Turn x bf16 [rows, heads, width] in place. Raises KernelError."""
+    whole = _takes(None, x, cosine, sine) and cuda_rope.takes(x, cosine)
+    (cuda_rope if whole else triton_rope).rope(x, positions, cosine, sine, inverse)
 
 
 def project(x: Tensor, packed: Tensor, z: Tensor, squares: Tensor) -> None:

@@ -253,4 +253,8 @@ if __name__ == "__main__":
     check_swiglu(cpu, 3, 256, ("e4m3 per 128, fp32", "e4m3 per 32, e8m0", "e2m1 per 32, e8m0"))
     check_norms(cpu, 4, (384,))
     check_ropes(cpu, 3, 5, 128, 32)
+    check_casts(cpu, 2, (384,), ("e4m3 per 32, e8m0",), "tile")
+    check_swiglu(cpu, 2, 256, ("e4m3 per 32, e8m0",), "tile")
+    check_norms(cpu, 2, (384,), ("e4m3 per 32, e8m0",), "tile")
+    check_turns(cpu, 2, 5, 64, 32, "tile")
     print("the kernels equal the reference")

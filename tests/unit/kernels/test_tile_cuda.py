@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.cuda import cast, mhc_pre, mhc_project, rms_norm, swiglu
+from kernels.cuda import cast, mhc_pre, mhc_project, rms_norm, rope, swiglu
 from kernels.cuda.driver import has_nvrtc
 from kernels.cuda.tile_plan import Plan
 from kernels.errors import KernelError
@@ -42,6 +42,12 @@ def test_norms_equal_their_definition(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @emulated
+def test_rope_equals_its_definition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, tmp_path)
+    tile.check_turns(CPU, 7, 19, 64, 32, "cuda.rope")
+
+
+@emulated
 @pytest.mark.parametrize("shape", [(23, 512, 5), (2, 1280, 16)])
 def test_mhc_pre_equals_its_definition(
     shape: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -65,6 +71,7 @@ PLANS = {
     "cast": cast.plan_for(SPECS[E8M0]),
     "norm": rms_norm.plan_for(7168, False, True, None),
     "addition, norm and cast": rms_norm.plan_for(7168, True, False, SPECS[E8M0]),
+    "rope": rope.plan_for(128, 64, inverse=True),
     "mhc pre": mhc_pre.plan_for(7168, 32, 20, False, False),
     "mhc pre and norm": mhc_pre.plan_for(5120, 32, 20, True, False),
     "mhc projection": mhc_project.plan_for(28_672, 64),

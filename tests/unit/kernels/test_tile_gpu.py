@@ -30,6 +30,8 @@ def test_blocks_and_ropes_equal_their_definition() -> None:
     tile.check_block_casts(CUDA, 500, 1008)
     tile.check_ropes(CUDA, 33, 128, 64, 32)
     tile.check_ropes(CUDA, 33, 5, 512, 32)
+    tile.check_turns(CUDA, 33, 128, 64, 32, "cuda.rope")
+    tile.check_turns(CUDA, 33, 19, 64, 32, "cuda.rope")
 
 
 @pytest.mark.parametrize("name", ["e4m3 per 128, fp32", "e4m3 per 32, e8m0"])
@@ -39,6 +41,15 @@ def test_cuda_sources_equal_their_definition(name: str, rows: int) -> None:
     for inner in (1408, 2048):
         tile.check_swiglu(CUDA, rows, inner, (name,), "cuda.swiglu")
     tile.check_norms(CUDA, rows, (2304, 7168), (name,), "cuda.rms_norm")
+
+
+def test_whatever_is_chosen_equals_its_definition() -> None:
+    tile.check_casts(CUDA, 77, (384, 7168), by="tile")
+    tile.check_swiglu(CUDA, 77, 2048, by="tile")
+    tile.check_norms(CUDA, 77, (512, 7168), by="tile")
+    tile.check_turns(CUDA, 77, 128, 64, 32, "tile")
+    tile.check_turns(CUDA, 77, 5, 128, 32, "tile")
+    mhc.check_project(CUDA, 77, 20_480, "tile")
 
 
 @pytest.mark.parametrize("by", ["triton.mhc_project", "cuda.mhc_project"])
