@@ -9,9 +9,9 @@
 //
 // Wants WIDTH (512 or 576 channels), COPIED_BY_THREADS (whether parts come by cp.async instead of the copy engine),
 // CLUSTER (1, or 2 blocks that share their tiles: a part is free when both have read it) and QUEUED. Where that is
-// true, the values of a tile and the scores of the next one follow each other in the tensor cores' queue without a pause, and
-// the last quarter of the values waits to be multiplied beside the softmax. Otherwise values end, and their memory is
-// free, before scores begin: better where memory or the L2 is what limits.
+// true, the values of a tile and the scores of the next one follow each other in the tensor cores' queue without a
+// pause, and the last quarter of the values waits to be multiplied beside the softmax. Otherwise values end, and their
+// memory is free, before scores begin: better where memory or the L2 is what limits.
 
 constexpr int CHUNKS = WIDTH / 64;
 constexpr bool ROPED = WIDTH > VALUE;  // a last chunk that is no value
