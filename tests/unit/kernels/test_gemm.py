@@ -246,10 +246,14 @@ def test_operands_no_kernel_takes_are_refused() -> None:
             check_operands(*operands)
 
 
-@pytest.mark.parametrize(("fp4", "grain"), [(False, 128), (False, 32), (True, 128)])
+KINDS = [(Stream(64, 2, 1, 1, once=False), fp4, grain) for fp4, grain in ((False, 128), (False, 32), (True, 128))]
+WIDEST = [(choose_stream(*shape, 1, 128, grain=grain), False, grain) for shape in SHAPES[1:4:2] for grain in (128, 32)]
+
+
+@pytest.mark.parametrize(("stream", "fp4", "grain"), [*KINDS, *WIDEST])
 @pytest.mark.skipif(not has_nvrtc(), reason="NVRTC comes with the extras 'dev' and 'gpu'")
-def test_kernel_compiles_ahead_for_hopper_without_spills(fp4: bool, grain: int) -> None:
-    cubin, report = compile_for(Stream(64, 2, 1, 1, once=False), fp4, grain)
+def test_kernel_compiles_ahead_for_hopper_without_spills(stream: Stream, fp4: bool, grain: int) -> None:
+    cubin, report = compile_for(stream, fp4, grain, dense=stream.once)
     assert cubin
     assert "0 bytes spill stores" in report
     assert "serialized" not in report  # products would wait for each other
