@@ -3,9 +3,7 @@
 #pragma once
 #include "stream.cuh"
 
-#ifndef FLOOR
 #define FLOOR 1e-4f  // what the largest of a group counts as at least
-#endif
 
 __device__ __forceinline__ float low_half(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }

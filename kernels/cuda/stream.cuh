@@ -1,15 +1,9 @@
-// Adjacent bytes on their way into shared memory, and instructions of single numbers. Knows no kernel.
+// Instructions of single numbers, and accesses that leave the caches early. Knows no kernel.
 
 #pragma once
 #include "hopper.cuh"
 
 #define SHARED_MEMORY(name) extern __shared__ __align__(128) uint4 name[]
-
-// Queues a copy of adjacent bytes, a multiple of 16 at multiples of 16; `barrier` counts them.
-__device__ __forceinline__ void copy_bytes(u32 to, const void *from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
 
 // Makes barriers that one thread has initialized known to the copy engine.
 __device__ __forceinline__ void show_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }

@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from kernels.cuda.tile_plan import UNIT, Plan, address, casting, check_aligned
+from kernels.errors import KernelError
 from kernels.reference.cast import CastSpec
 from kernels.reference.swiglu import check_swiglu
 
@@ -49,6 +50,8 @@ def parameters_of(
     """Checked operands of a launch. Raises KernelError."""
     check_swiglu(x, limit, weights, spec, codes, scales)
     check_aligned(x=x, codes=codes)
+    if x.numel() >= 2**32:
+        raise KernelError(f"x is {list(x.shape)}", fix="pass fewer rows at a time")
     return Parameters(
         x.data_ptr(), address(weights), codes.data_ptr(), scales.data_ptr(), x.stride(0), codes.stride(0),
         *scales.stride(), x.shape[0], 0.0 if limit is None else limit,

@@ -1,11 +1,7 @@
-// What kernels that stream rows take from stream.cuh and mhc_products.cuh, as plain C++ for `emulated.cuh`.
+// What tile kernels take from stream.cuh and mhc_products.cuh, as plain C++ for `emulated.cuh`.
 
 #include "gemm_emulated.cuh"
 
-static void copy_bytes(u32 to, const void *from, u32 bytes, u32 barrier) {
-    memcpy(emulated::at(to), from, bytes);
-    landed(barrier, bytes);
-}
 static void copy_box(u32 to, const TensorMap *map, int x, int y, int z, u32 barrier) {
     copy_box(to, map, x * 2, y, z, barrier, 0);  // a map of bytes, of 2 a number
 }

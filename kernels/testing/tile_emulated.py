@@ -1,4 +1,4 @@
-"""Kernels that stream rows, run on a CPU through the functions that launch them; their headers are replaced."""
+"""Tile kernels in CUDA C++, run on a CPU through the functions that launch them; their headers are replaced."""
 
 from __future__ import annotations
 
