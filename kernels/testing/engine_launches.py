@@ -6,12 +6,16 @@ Written to be compiled (kernels.ahead): operands are memory that nobody has fill
 from __future__ import annotations
 
 import math
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.csa2 import PoolSpec
+from kernels.cuda import gemm as products
+from kernels.cuda.engine import named, scaled
+from kernels.cuda.engine.latent import rotated
 from kernels.operands import (
     AttentionSpec,
     CompressorSpec,
@@ -29,8 +33,22 @@ from kernels.operands import (
     Selection,
     Windows,
 )
+from kernels.reference.gemm import Fp8Weights
 from kernels.reference.linear import Dense
-from kernels.triton.engine import attend, compress, experts, few_experts, index, latent, linear, routing, rows, streams
+from kernels.reference.scaled import Scaled, ScaledExperts
+from kernels.triton.engine import (
+    attend,
+    compress,
+    experts,
+    few_experts,
+    index,
+    invariant,
+    latent,
+    linear,
+    routing,
+    rows,
+    streams,
+)
 
 _PAGE, _PAGES = 64, 4
 
@@ -43,6 +61,44 @@ def launch_all(dtype: torch.dtype) -> None:
         _moe(count, dtype)
         _streams(count)
         _compressed(batch, dtype)
+        invariant.linear(_empty(count, 2048), _dense(dtype, 1, 2048, 2048))
+        if dtype == torch.bfloat16:
+            _named(batch)
+            with patch.object(products, "gemm"):  # CUDA C++ is compiled and looked at elsewhere
+                _stored(count)
+
+
+def _named(batch: Ragged) -> None:
+    """Triton's parts of attention on Hopper: which rows of a cache are read, and what becomes of the parts."""
+    count, rope = batch.rows, RopeTable(_empty(64, 32), _empty(64, 32))
+    spec = MlaSpec(
+        heads=128, nope=128, rope=64, value=128, rank=512, column=0, norm=_empty(512), norm_eps=1e-6, scale=0.1,
+        absorb=None, output=None, expand=None,
+    )  # fmt: skip
+    rotated(_empty(count, 128 * 512), _empty(count, 128 * 64), spec, batch, rope)
+    chosen = Selection(_numbers(count, 2048), _numbers(count))
+    for pages, selection in ((_pages(576, 1, torch.bfloat16), chosen), (_pages(512, 128, torch.bfloat16), None)):
+        named.in_pages(batch, pages, selection)
+    named.in_ring(batch, _ring(136, 512, torch.bfloat16), 128)
+    named.in_batch(batch, torch.empty(count, 512, dtype=torch.bfloat16), 128)
+    part = named.Mixed(torch.empty(count, 64, 512, dtype=torch.bfloat16), _empty(count, 64))
+    attention = AttentionSpec(64, 512, 128, _empty(64), 1e-6)
+    for parts in (2, 3):
+        named.joined([part] * parts, attention, batch, rope)
+
+
+def _stored(count: int) -> None:
+    """Triton's parts of a product and of experts of stored weights, V3's."""
+
+    def kept(groups: int, outputs: int, channels: int) -> Scaled:
+        codes = torch.empty(groups, outputs, channels, dtype=torch.float8_e4m3fn)
+        return Scaled(Fp8Weights(codes, _empty(groups, outputs // 128, channels // 128)), None)
+
+    scaled.linear(_empty(count, 7168), kept(1, 1536, 7168))
+    pairs = [(kept(experts, 4096, 7168), kept(experts, 7168, 2048)) for experts in (2, 1)]
+    for limit in (math.inf, 10.0):
+        bank = ExpertBank(ScaledExperts(*pairs), None, None, 2, 2048, limit)
+        scaled.experts(_empty(count, 7168), _numbers(count, 2), _empty(count, 2), bank, _empty(count, 7168))
 
 
 def _mla(batch: Ragged, dtype: torch.dtype) -> None:
