@@ -16,7 +16,7 @@ _FEW_CHANNELS = 1024
 _FEW_TILES, _MOST_SPLIT = 64, 3  # up to so many tiles of 64 rows, channels are split; four do not divide the chip
 _MANY, _MANY_OF_A_GROUP = 256, 128  # tokens beyond which large tiles are faster
 # What 128 channels of a large tile take on an H200, by rows and passes, and what a row of it takes to begin and end.
-_BLOCK_NS = {(64, 1): 300, (96, 1): 365, (128, 1): 428, (160, 1): 514, (192, 1): 610, (128, 2): 780}
+_BLOCK_NS = {(64, 1): 300, (96, 1): 365, (128, 1): 428, (160, 1): 530, (192, 1): 600, (128, 2): 780}
 _NS_OF_A_ROW = 4.7
 _SHARED_TOKENS, _SHARED_CHANNELS = 2048, 8192  # where fetching weights by twos is no slower
 _SHARED_BYTES = 232_448 - 1024  # what a block may ask for, and room to align
@@ -92,7 +92,7 @@ class Stream:
 class Large:
     """How a product of many tokens is cut (`gemm_large.cu`): tiles of 128 * passes tokens by `rows`.
 
-    `share`: two blocks of threads of a cluster fetch weights together. Two passes need tokens of one expert in 256.
+    `share`: two blocks of threads of a cluster fetch weights together.
     """
 
     rows: int
@@ -148,14 +148,14 @@ def choose_large(rows: int, channels: int, groups: int, tokens: int) -> Large:
 
     def cost(tile: tuple[int, int]) -> float:
         width, passes = tile
-        token_tiles = groups * -(-tokens // (128 * passes))
-        turns = -(-token_tiles * -(-rows // width) // PROCESSORS)
+        token_tiles = -(-tokens // (128 * passes)) if groups == 1 else groups * (tokens / (128 * passes) + 0.5)
+        turns = math.ceil(token_tiles * -(-rows // width) / PROCESSORS)
         return turns * (channels / DEPTH * _BLOCK_NS[tile] + _NS_OF_A_ROW * width * passes)
 
-    width, passes = min((tile for tile in _BLOCK_NS if groups == 1 or tile[1] == 1), key=cost)
+    width, passes = min(_BLOCK_NS, key=cost)
     if groups == 1:
         return Large(width, tokens >= _SHARED_TOKENS and channels <= _SHARED_CHANNELS, passes)
-    return Large(width, True)
+    return Large(width, passes == 1 and channels > _SHARED_CHANNELS // 2, passes)
 
 
 def choose_stream(rows: int, channels: int, groups: int, tokens: int, fp4: bool = False, grain: int = 128) -> Stream:

@@ -40,8 +40,8 @@ def gemm_large(
     Raises KernelError for operands the kernel does not take, before anything is launched.
     """
     check_operands(activations, weights, counts, experts, output)
-    if large.passes > 1 and experts is not None:
-        raise KernelError("256 tokens of a tile may have two experts", fix="pass a tile of one pass")
+    if large.passes > 1 and large.share and experts is not None:
+        raise KernelError("256 tokens of a tile may have two experts", fix="pass a tile that shares no weights")
     parameters = parameters_of(activations, weights, counts, experts, output, large, tensor_map)
     kernel = _kernel(large, weights.grain, activations.codes.device.index)
     kernel.launch((large.blocks(parameters.groups, parameters.capacity, parameters.rows), 1, 1), parameters)

@@ -27,7 +27,7 @@ def test_every_tile_fits_the_chip(tokens: int) -> None:
     for rows, channels in SHAPES:
         for groups in (1, 6, 256):
             large = choose_large(rows, channels, groups, tokens)
-            assert large.passes == 1 or groups == 1  # a tile has one expert
+            assert large.passes == 1 or groups == 1 or not large.share  # a tile may have two experts
             assert large.stages >= 4
             assert large.shared_bytes <= 232_448 - 1024
             assert large.rows % 32 == 0 and large.tokens <= 256
@@ -50,6 +50,9 @@ CASES = {
     ),
     "masked groups, weights shared, two passes": (
         Large(128, share=True, passes=2), make_case("fp8 128", 2, 131, 200, 384, CPU, 2, hostile=True),
+    ),
+    "two passes, tiles of two experts": (
+        Large(128, passes=2), make_contiguous("fp8 128", [0, 130, 5, 3, 300], 136, 256, CPU, 4),
     ),
     "scales of 32 x 32": (Large(192), make_case("fp8 32", 2, 131, 200, 384, CPU, 2, hostile=True)),
     "a narrow tile, few tokens": (Large(96), make_case("fp8 128", 1, 37, 296, 640, CPU, 2)),
@@ -78,7 +81,7 @@ def test_a_tile_of_two_experts_is_refused() -> None:
     case = make_contiguous("fp8 128", [5, 130], 64, 128, CPU, 1)
     assert isinstance(case.weights, Fp8Weights)
     with pytest.raises(KernelError, match="two experts"):
-        gemm_large(case.activations, case.weights, None, case.experts, case.output(), Large(128, passes=2))
+        gemm_large(case.activations, case.weights, None, case.experts, case.output(), Large(128, True, 2))
 
 
 def test_fp4_weights_are_refused() -> None:
