@@ -19,6 +19,7 @@ from kernels.operands import (
     GroupRouterSpec,
     HyperSite,
     IndexerSpec,
+    MlaLayer,
     MlaSpec,
     Pages,
     Ring,
@@ -67,6 +68,32 @@ def check_experts(ops: Ops) -> None:
         _expect_equal(chosen, expected[0])
         assert_close("route", weights, expected[1])
         assert_close("experts", ops.experts(x, *expected, bank), reference.OPS.experts(x, *expected, bank))
+
+
+def check_layer(ops: Ops) -> None:
+    """A whole layer of few rows: a router beside its experts, of which one is everybody's, and one wide MLP."""
+    rows, rope, draw, hidden = ragged_of(((5, 1), (20, 1), (0, 1)), _PAGE, (1,)), rope_of(64, 4), generator(1), 20
+    spec = MlaSpec(
+        heads=3, nope=12, rope=8, value=10, rank=24, column=60, norm=_random(draw, 24), norm_eps=1e-6, scale=0.3,
+        absorb=pack(_random(draw, 3, 24, 12), False), output=pack(_random(draw, 3, 10, 24), False), expand=None,
+    )  # fmt: skip
+    for experts, groups in ((7, 3), (0, 1)):
+        shapes = (9, hidden), (9, hidden), (hidden, 9)
+        bank = ExpertBank(*(pack(_random(draw, experts + 1, *shape), False) for shape in shapes), experts, 9, math.inf)
+        router = GroupRouterSpec(
+            pack(_random(draw, 6, hidden)[None], False), _random(draw, 6), 6, 2, groups,
+            max(1, groups - 1), min(2, groups), groups > 1, groups > 1, 1.5, 1,
+        )  # fmt: skip
+        layer = MlaLayer(
+            _random(draw, hidden), _random(draw, hidden), 1e-6, pack(_random(draw, 1, 92, hidden), False), None, None,
+            spec, pack(_random(draw, 1, hidden, 30), False), router if experts else None, bank,
+        )  # fmt: skip
+        mine, x = pages_of(rows, _PAGE, 1, 32, _FP32, 2), _random(draw, rows.rows, hidden)
+        fill_pages(rows, mine, 8)
+        theirs = _copy(mine)
+        for _ in range(2):  # what the first leaves behind must not show in the second
+            expected = reference.OPS.mla_layer(x, layer, rows, theirs, rope)
+            assert_close("layer", ops.mla_layer(x, layer, rows, mine, rope), expected)
 
 
 def check_compressed(ops: Ops) -> None:
@@ -135,6 +162,6 @@ def _copy(view: Pages | Ring) -> Pages | Ring:
 
 if __name__ == "__main__":
     require_interpreter()
-    for check in (check_latent, check_experts, check_compressed, check_streams, check_products):
+    for check in (check_latent, check_experts, check_layer, check_compressed, check_streams, check_products):
         for ops in (OPS, INVARIANT):
             check(ops)
