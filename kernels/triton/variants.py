@@ -37,15 +37,14 @@ from kernels.triton.scaling import constants
 
 CAPABILITIES = (90, 100)
 _POINTERS = {
-    "*bf16": "x residual gate collapsed block out plains projected y added packed",
-    "*fp32": "scales weights weight cosine sine z squares base scale norm mixed post_weights comb logits query key "
-    "slot_weights",
+    "*bf16": "x residual block out plains projected y added packed",
+    "*fp32": "scales weights weight cosine sine z squares comb logits query key slot_weights",
     "*i32": "positions chosen blocks sources counts offsets places targets experts",
     "*i64": "slots recent multipliers primes",
     "*u8": "pages",
     "*i1": "alive",
     "*fp8e4nv": "codes",
-    "fp32": "limit eps hyper_eps norm_eps",
+    "fp32": "limit eps",
 }
 _TYPES = {name: kind for kind, names in _POINTERS.items() for name in names.split()}
 _SCALES = {Scale.FP32: "*fp32", Scale.E8M0: "*u8", Scale.E4M3: "*fp8e4nv"}
