@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.batch import RaggedBatch
 from engine.cache.pool import CachePool
-from engine.sampling.logits import Logits, best
+from engine.sampling.logits import Logits
 from kernels.operands import Ragged, Windows
 from kernels.staging import flat, remember, staged, views
 
@@ -42,6 +42,9 @@ class Decodes(Protocol):
 
         Only what is staged of `rows` is read, but for shapes. Rows whose position is negative touch nothing cached.
         """
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """As kernels.likeliest.likeliest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +126,12 @@ class DecodeGraphs:
         device = host.to(self._pool.blocks.device)
         plan = mapped(host, shape)
         remember(plan, views(device, plan))
-        best(self._family.decode(plan, self._pool))  # compiles, and lets libraries allocate
+        self._family.likeliest(self._family.decode(plan, self._pool))  # compiles, and lets libraries allocate
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
             logits = self._family.decode(plan, self._pool)
-            found = best(logits)
+            found = self._family.likeliest(logits)
         following = None if plan.windows else self._capture_following(plan, found)
         return _Captured(
             plan, host, device, graph, logits, found, torch.empty_like(found).cpu().pin_memory(), following

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from kernels.likeliest import likeliest
 from kernels.operands import (
     CPU,
     AttentionSpec,
@@ -68,5 +69,7 @@ class Ops:
     keep: Callable[[Any, Tensor | None], Weights] | None = None
     # By rank, rotated channels and type of cached latents: whether long chunks are faster un-absorbed.
     expands: Callable[[int, int, torch.dtype], bool] = lambda _rank, _rope, _dtype: True
+    # Logits fp32 [rows, vocabulary] -> int64 [2, rows], as kernels/likeliest.py says.
+    likeliest: Callable[[Tensor], Tensor] = likeliest
     captures: bool = False  # whether a decode step of these waits for nothing, so that a CUDA graph can hold it
     device: torch.device = CPU  # where weights, caches and activations are

@@ -10,16 +10,17 @@ import torch
 from numpy.typing import NDArray
 
 from engine.sampling.sampler import Choice, Row, choose
+from kernels.likeliest import likeliest
 
 
 class Logits:
     """fp32 `[rows, vocab]`. On a device, making them waits until the step is done."""
 
     def __init__(self, logits: torch.Tensor, found: torch.Tensor | None = None) -> None:
-        """`found`: what `best` says of these rows, and perhaps of more behind them, where it is known."""
+        """`found`: what `likeliest` says of these rows, and perhaps of more behind them, where it is known."""
         self._logits, self._best = logits, None
         if logits.is_cuda and len(logits):
-            self._best = (best(logits) if found is None else found).cpu().numpy()
+            self._best = (likeliest(logits) if found is None else found).cpu().numpy()
 
     @cached_property
     def array(self) -> NDArray[np.float32]:
@@ -32,8 +33,3 @@ class Logits:
             return choose(self.array[places], rows, eos_token_ids)
         tokens, finite = self._best
         return [Choice(int(tokens[place]) if finite[place] else None, None) for place in places]
-
-
-def best(logits: torch.Tensor) -> torch.Tensor:
-    """int64 [2, rows]: each row's first best token, and whether the row is finite."""
-    return torch.stack([logits.argmax(1), logits.isfinite().all(1).long()])

@@ -121,6 +121,15 @@ def check_compressed(ops: Ops) -> None:
         assert_close("attend", ops.attend(*operands), reference.OPS.attend(*operands))
 
 
+def check_likeliest(ops: Ops) -> None:
+    """The first of equal ones, in rows of more than one program's tokens; rows that are not finite are found."""
+    logits = _random(generator(11), 4, 3000).round()
+    logits[1, 2999], logits[2, 0] = math.nan, -math.inf
+    found, expected = ops.likeliest(logits), reference.OPS.likeliest(logits)
+    _expect_equal(found[1], expected[1])
+    _expect_equal(found[0, ::3], expected[0, ::3])
+
+
 def check_streams(ops: Ops) -> None:
     """Three streams: no power of two."""
     draw, m, hidden = generator(10), 3, 7
@@ -162,6 +171,14 @@ def _copy(view: Pages | Ring) -> Pages | Ring:
 
 if __name__ == "__main__":
     require_interpreter()
-    for check in (check_latent, check_experts, check_layer, check_compressed, check_streams, check_products):
+    for check in (
+        check_latent,
+        check_experts,
+        check_layer,
+        check_compressed,
+        check_streams,
+        check_products,
+        check_likeliest,
+    ):
         for ops in (OPS, INVARIANT):
             check(ops)

@@ -44,6 +44,7 @@ from kernels.triton.engine import (
     index,
     invariant,
     latent,
+    likeliest,
     linear,
     routing,
     rows,
@@ -59,6 +60,7 @@ def launch_all(dtype: torch.dtype) -> None:
         batch = _decode(count)
         _mla(batch, dtype)
         _moe(count, dtype)
+        _choice(count)
         _streams(count)
         _compressed(batch, dtype)
         invariant.linear(_empty(count, 2048), _dense(dtype, 1, 2048, 2048))
@@ -131,6 +133,11 @@ def _moe(count: int, dtype: torch.dtype) -> None:
         linear.few_rows(x, _dense(dtype, 1, 2048, 2048), _empty(2048), 1e-6)
         linear.few_rows(x, _dense(dtype, 1, 2048, 2048), residual=x)
         few_experts.routed_rows(x, router, bank, _empty(2048), 1e-6, x)
+
+
+def _choice(count: int) -> None:
+    """The vocabulary of DeepSeek-V3."""
+    likeliest.likeliest(_empty(count, 129_280))
 
 
 def _streams(count: int) -> None:

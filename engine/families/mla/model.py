@@ -67,6 +67,10 @@ class Mla:
         x = self._last(self._through(last, step), np.asarray(batch.logit_rows, np.int64), last, step)
         return self._ops.linear(self.normed(x), self.weights.logits)
 
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """As kernels.likeliest.likeliest."""
+        return self._ops.likeliest(logits)
+
     def decodes(self, batch: RaggedBatch) -> bool:
         """As engine.graphs.Decodes.decodes."""
         return batch.replay is None

@@ -68,6 +68,10 @@ class V4:
         self._ops.begin()
         return self._through(self._layers.begin(rows, cache))
 
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """As kernels.likeliest.likeliest."""
+        return self._ops.likeliest(logits)
+
     def decodes(self, batch: RaggedBatch) -> bool:
         """As engine.graphs.Decodes.decodes."""
         return is_over(batch.replay, batch)

@@ -136,6 +136,10 @@ class V41:
         at = torch.from_numpy(wanted if upper is None else np.searchsorted(upper.kept, wanted))
         return self._logits(flow.x[at], flow.pre[at])
 
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """As kernels.likeliest.likeliest."""
+        return self._ops.likeliest(logits)
+
     def decodes(self, batch: RaggedBatch) -> bool:
         """As engine.graphs.Decodes.decodes."""
         return is_over(batch.replay, batch) and not bool((batch.tokens == self._image_token).any())

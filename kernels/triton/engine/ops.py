@@ -13,6 +13,7 @@ from kernels.triton.engine.compress import compress
 from kernels.triton.engine.experts import experts
 from kernels.triton.engine.index import index_topk, store_index_key
 from kernels.triton.engine.latent import attend_latent, read_rows, store_latent
+from kernels.triton.engine.likeliest import likeliest
 from kernels.triton.engine.linear import linear
 from kernels.triton.engine.mla_layer import mla_layer
 from kernels.triton.engine.routing import route_groups
@@ -41,6 +42,7 @@ OPS = replace(
     read_rows=read_rows,
     route_groups=route_groups,
     mla_layer=mla_layer,
+    likeliest=likeliest,
 )
 
 # As `OPS`, and no row's bits depend on its batch.
