@@ -87,7 +87,8 @@ async def dram(plan: Plan) -> list[Row]:
     """Rows of reads from DRAM beside a bare write."""
     prefix, size = Prefix.seeded(plan.blocks, seed=1), plan.blocks * BLOCK
     target = np.zeros((plan.blocks, BLOCK), np.uint8)
-    options = ("--memory-mb", str(2 * plan.blocks), "--landing-mb", str(2 * plan.blocks))
+    # Of a store's DRAM one read keeps a quarter in place at a time: larger ones are for the disk's rows.
+    options = ("--memory-mb", str(4 * plan.blocks), "--landing-mb", str(2 * plan.blocks))
     pairs: list[tuple[float, float]] = []
     with kvstore(*options) as address:
         async with opened(address, "ucx://", layout_of(BLOCK, TOKENS), plan.window_bytes, copy_sealed) as worker:

@@ -45,15 +45,11 @@ def layout_of(block_bytes: int, block_tokens: int) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block of a prefix, by the name that the store knows it under."""
+    """One block of a prefix, by the name that the store knows it under: a worker makes it for its Lookup."""
 
     key: bytes
     parent: bytes
-    tokens: tuple[int, ...]
-
-    @property
-    def name(self) -> pb.BlockName:
-        return pb.BlockName(key=self.key, token_ids=self.tokens)
+    name: pb.BlockName
 
 
 def chain(ids: Sequence[int], block_tokens: int) -> list[Block]:
@@ -63,7 +59,7 @@ def chain(ids: Sequence[int], block_tokens: int) -> list[Block]:
     for number in ids:
         key = blake3(parent + number.to_bytes(8, "little")).digest()
         tokens = (number & 0x7FFFFFFF, *range(block_tokens - 1))
-        blocks.append(Block(key, parent, tokens))
+        blocks.append(Block(key, parent, pb.BlockName(key=key, token_ids=tokens)))
         parent = key
     return blocks
 

@@ -64,7 +64,8 @@ class Sender:
             yield outgoing
         finally:
             del self._open[landing.id]
-            await _to_its_end(outgoing.end())
+            if not outgoing.finished:
+                await _to_its_end(outgoing.end())
 
     async def give_up(self, landing: Landing) -> None:
         """Tells the receiver that nothing will be written into a landing for which no transfer was begun. One that is
@@ -153,6 +154,11 @@ class Outgoing:
         """What the receiver refused the transfer for, if it did: `send` of the last pieces raises it to nobody."""
         return self._refused
 
+    @property
+    def finished(self) -> bool:
+        """Whether the receiver knows that no more will be written."""
+        return self._finished
+
     async def send(self, pieces: Pieces | Sequence[Piece], *, last: bool = False) -> None:
         """Sends the pieces; returns when nobody needs them here any more. With `last` nothing may follow, and it
         returns when the receiver has said that everything is verified in its place, or that it is not: whoever waits
@@ -216,12 +222,12 @@ class Outgoing:
                 self._sender.link.was_read(self._landing.address)
 
     def _chunk_bytes(self, lends: bool) -> int:
-        """Half a landing at most, unless all fits: one half is taken out while the other is filled. What is lent is not
-        pushed: the fewer words about it the better."""
+        """Half a landing at most, unless all fits: one half is taken out while the other is filled. What is lent fills
+        nothing: the fewer words about it the better, since each finds its receiver's caches full of what it copied."""
         limits, size = self._sender.limits, self._landing.size
         whole = self._fits and self._ring.written < size
         most = limits.in_flight_bytes if lends else min(limits.chunk_bytes, limits.in_flight_bytes)
-        return min(most, size if whole else max(1, size // 2))
+        return min(most, size if whole or lends else max(1, size // 2))
 
     async def _send_chunk(self, pieces: Pieces, last: bool) -> None:
         region = pieces.regions[int(pieces.of[0])] if len(pieces) else None

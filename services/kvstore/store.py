@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import compress
 from operator import not_
 
+import numpy as np
+
 from fabric.errors import DataLoss, Exhausted
 from fabric.kvlink import Link
+from fabric.kvlink.extents import Extents, Row
 from fabric.kvlink.landing import LandingPool
-from fabric.kvlink.outgoing import Outgoing, Piece, Sender, SendLimits
+from fabric.kvlink.link import Region
+from fabric.kvlink.outgoing import Outgoing, Sender, SendLimits
+from fabric.kvlink.pieces import Pieces
 from fabric.kvlink.slabs import Writer
 from fabric.records import Extent, Landing
 from services.kvstore.announcer import Announcer
@@ -121,7 +126,7 @@ class Store:
             DataLoss: the reader found that bytes in DRAM are not as they were sealed: these records are forgotten.
             ServiceError: a write failed, or the reader refused what came.
         """
-        sent = _Sent(first_block)
+        sent = _Sent(self._region, first_block)
         try:
             async with self._sender.transfer(landing) as outgoing:
                 return await self._serve(outgoing, names, anchor, identity, sent)
@@ -132,17 +137,18 @@ class Store:
     async def _serve(
         self, outgoing: Outgoing, names: Sequence[BlockName], anchor: bool, identity: Identity, sent: _Sent
     ) -> Served:
-        held = self.tiers.lookup(names, identity)
+        held = self.tiers.lookup(names, identity, anchor)
         if not held.blocks or (anchor and held.anchored < len(names)):
             self._metrics.miss("left")
             return Served((), 0, anchor=False)
         names = names[: held.blocks]
         async with aclosing(stream(self.tiers, names, identity, anchor)) as parts:
             async for part in parts:
-                extents = sent.place(part.records)
+                pieces = sent.place(part.records)
                 done = not part.whole or sent.blocks == len(names)
-                if extents or sent.blocks:
-                    await outgoing.send(self._pieces(part.records, extents), last=done)
+                if sent.blocks:
+                    # What the answer says is made while the reader copies.
+                    await asyncio.gather(outgoing.send(pieces, last=done), sent.told())
         if outgoing.refused is not None:
             raise outgoing.refused
         if not sent.blocks or (anchor and not sent.anchor):
@@ -218,14 +224,6 @@ class Store:
             self._metrics.miss("corrupt")
             self.damaged(record)
 
-    def _pieces(self, records: Sequence[Record], extents: Sequence[Extent]) -> list[Piece]:
-        """The extents of `records`, as they are named in `extents`, where they lie in the tier."""
-        starts = [record.offset + extent.offset for record in records for extent in record.extents]
-        return [
-            Piece(each.group, each.block, each.valid_entries, self._region, start, each.size, each.digest)
-            for each, start in zip(extents, starts, strict=True)
-        ]
-
     def _changed(self, records: Sequence[RecordId]) -> None:
         """They came to a tier or left one."""
         self._announcer.changed([record.key for record in records if record.kind is RecordKind.BLOCK])
@@ -244,23 +242,33 @@ class Store:
 
 
 class _Sent:
-    """What was written of a read: records laid out one after the other, blocks numbered from the first one's number."""
+    """What was sent of a read: records laid out one after the other, blocks numbered from the first one's number."""
 
-    def __init__(self, first_block: int) -> None:
+    def __init__(self, region: Region, first_block: int) -> None:
         self.extents: list[Extent] = []
         self.records: list[Record] = []
         self.blocks, self.anchor = 0, False
-        self._first_block, self._end = first_block, 0
+        self._region, self._first_block, self._end = region, first_block, 0
+        self._untold: list[Row] = []
 
-    def place(self, records: Sequence[Record]) -> list[Extent]:
-        """Where the extents of the next records go."""
-        placed = []
+    def place(self, records: Sequence[Record]) -> Pieces:
+        """The extents of the next records, where they lie in the tier."""
+        rows: list[Row] = []
+        starts: list[int] = []
         self.records += records
         for record in records:
             is_block = record.id.kind is RecordKind.BLOCK
-            block = self._first_block + self.blocks if is_block else 0
-            placed += [replace(each, block=block, offset=self._end + each.offset) for each in record.extents]
+            block, at, start = self._first_block + self.blocks if is_block else 0, self._end, record.offset
+            for each in record.extents:
+                rows.append((each.group, block, each.valid_entries, at + each.offset, each.size, each.digest))
+                starts.append(start + each.offset)
             self.blocks, self.anchor = self.blocks + is_block, not is_block
             self._end += record.size
-        self.extents += placed
-        return placed
+        self._untold += rows
+        of = np.zeros(len(rows), np.int64)
+        return Pieces(Extents.of(rows), (self._region,), of, np.array(starts, np.int64))
+
+    async def told(self) -> None:
+        """Makes the extents of what was placed."""
+        self.extents += [Extent(*row) for row in self._untold]
+        self._untold.clear()

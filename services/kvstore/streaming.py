@@ -89,6 +89,8 @@ class _Rising:
         """The next part, and those behind it that are there as well; not beyond one that is not whole."""
         # What is there already is kept in place one part at a time.
         most = _AHEAD if self._plan.held - self._at <= 1 else 1
+        if not self._ahead and self._at + 1 == len(self._plan.parts):
+            return [await self._bring(self._at)]  # alone: nothing is to be waited for beside it
         for number in range(self._at + len(self._ahead), min(self._at + most, len(self._plan.parts))):
             self._ahead.append(asyncio.ensure_future(self._bring(number)))
         found = [await self._ahead[0]]

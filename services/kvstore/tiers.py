@@ -35,14 +35,15 @@ class Tiers:
         """Whether a record of this name is in any tier."""
         return self.dram.by_id(record) is not None or self._below(record) is not None
 
-    def lookup(self, names: Sequence[BlockName], identity: Identity) -> Held:
-        """Leading blocks held, and up to which anchor. What is on disk is taken at its key until it is read."""
+    def lookup(self, names: Sequence[BlockName], identity: Identity, anchors: bool = True) -> Held:
+        """Leading blocks held, and up to which anchor, if `anchors` are asked for. What is on disk is taken at its key
+        until it is read."""
         blocks = anchored = 0
         for name in names:
             if not self._holds(RecordKind.BLOCK, name, identity):
                 break
             blocks += 1
-            if self._holds(RecordKind.ANCHOR, name, identity):
+            if anchors and self._holds(RecordKind.ANCHOR, name, identity):
                 anchored = blocks
         return Held(blocks, anchored)
 

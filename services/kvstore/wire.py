@@ -154,8 +154,9 @@ def _unpack_record(message: pb.RecordOffer) -> RecordOffer:
 
 
 def _unpack_name(message: pb.BlockName, parent: bytes | None) -> BlockName:
-    if len(message.key) != KEY_BYTES or len(message.token_ids) > MAX_BLOCK_TOKENS:
+    key, ids = message.key, message.token_ids  # each access makes an object
+    if len(key) != KEY_BYTES or len(ids) > MAX_BLOCK_TOKENS:
         raise InvalidArgument(
             "not the name of a block", field="blocks", fix=f"{KEY_BYTES} bytes of key, one block of ids"
         )
-    return BlockName(message.key, np.asarray(message.token_ids, dtype="<u4").tobytes(), parent)
+    return BlockName(key, np.asarray(ids, dtype="<u4").tobytes(), parent)

@@ -58,4 +58,5 @@ def test_equal_beginnings_have_equal_keys_and_nothing_after_a_difference_does():
     one, other = chain([1, 2, 3, 4], 16), chain([1, 2, 9, 4], 16)
     assert [a.key == b.key for a, b in zip(one, other, strict=True)] == [True, True, False, False]
     assert [block.parent for block in one] == [bytes(32), *(block.key for block in one[:-1])]
-    assert all(len(block.tokens) == 16 for block in one) and one[1].tokens != one[2].tokens
+    assert all(len(block.name.token_ids) == 16 for block in one)
+    assert list(one[1].name.token_ids) != list(one[2].name.token_ids)
