@@ -1,8 +1,8 @@
 // Casts of bf16 rows to E4M3 with scales (reference/cast.py), for scales that stand by columns.
 //
 // A block takes ROWS rows by 256 columns, a warp a row at a time, all loads before the first use; what it has of a
-// column of scales, ROWS of them beside each other, is gathered in shared memory and written whole. Macros: WIDTH of
-// a row; GROUP columns of a scale; POWERS for E8M0 scales, else fp32; ROWS, a multiple of 8.
+// column of scales, ROWS of them beside each other, is gathered in shared memory and written whole. Macros: GROUP
+// columns of a scale; POWERS for E8M0 scales, else fp32; ROWS, a multiple of 8; FLOOR.
 
 #include "codes.cuh"
 
@@ -10,7 +10,6 @@
 #define EACH (ROWS / WARPS)  // rows of a warp
 #define COLUMNS 256
 #define GROUPS (COLUMNS / GROUP)
-#define ACROSS ((WIDTH + COLUMNS - 1) / COLUMNS)  // blocks
 #if POWERS
 typedef u8 Scale;
 #define SCALE(bits) (bits)
@@ -24,15 +23,16 @@ struct Parameters {
     u8 *codes;
     Scale *scales;
     u64 x_stride, code_stride, scale_stride, scale_step;
-    int rows;
+    int rows, width;
 };
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) cast(const __grid_constant__ Parameters p) {
     SHARED_MEMORY(memory);
     Scale(*held)[ROWS] = (Scale(*)[ROWS])memory;  // of each group of columns
     int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    int first = blockIdx.x / ACROSS * ROWS, start = blockIdx.x % ACROSS * COLUMNS, column = start + lane * 8;
-    bool inside = column < WIDTH;
+    int across = (p.width + COLUMNS - 1) / COLUMNS, first = (int)(blockIdx.x / across) * ROWS;
+    int start = blockIdx.x % across * COLUMNS, column = start + lane * 8;
+    bool inside = column < p.width;
     uint4 x[EACH];
 #pragma unroll
     for (int k = 0; k < EACH; k++) {
@@ -51,10 +51,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) cast(const __grid_const
         if (inside && row < p.rows) *(uint2 *)(p.codes + row * p.code_stride + column) = coded.codes;
     }
     __syncthreads();
-#pragma unroll 1
+#pragma unroll
     for (int i = thread; i < GROUPS * ROWS; i += WARPS * 32) {
         int group = i / ROWS, row = first + i % ROWS;
-        if (row < p.rows && start + group * GROUP < WIDTH)
+        if (row < p.rows && start + group * GROUP < p.width)
             p.scales[row * p.scale_stride + (start / GROUP + group) * p.scale_step] = held[group][i % ROWS];
     }
 }

@@ -25,7 +25,7 @@ class Parameters(ctypes.Structure):
 
     _fields_ = [("x", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("scales", ctypes.c_void_p),
                 ("x_stride", ctypes.c_uint64), ("code_stride", ctypes.c_uint64), ("scale_stride", ctypes.c_uint64),
-                ("scale_step", ctypes.c_uint64), ("rows", ctypes.c_int)]  # fmt: skip
+                ("scale_step", ctypes.c_uint64), ("rows", ctypes.c_int), ("width", ctypes.c_int)]  # fmt: skip
 
 
 def cast_rows(x: Tensor, spec: CastSpec, codes: Tensor, scales: Tensor) -> None:
@@ -34,8 +34,9 @@ def cast_rows(x: Tensor, spec: CastSpec, codes: Tensor, scales: Tensor) -> None:
     Raises KernelError for operands the kernel does not take, before anything is launched.
     """
     parameters = parameters_of(x, spec, codes, scales)
-    if x.numel():
-        plan_for(x.shape[1], spec).launch(blocks_of(*x.shape), parameters, x.device)
+    if parameters.rows and parameters.width:
+        plan = plan_for(spec)
+        plan.launch(blocks_of(parameters.rows, parameters.width), parameters, x.device)
 
 
 def parameters_of(x: Tensor, spec: CastSpec, codes: Tensor, scales: Tensor) -> Parameters:
@@ -45,7 +46,7 @@ def parameters_of(x: Tensor, spec: CastSpec, codes: Tensor, scales: Tensor) -> P
         raise KernelError(f"x is {x.dtype}", fix="pass bf16")
     check_aligned(x=x, codes=codes)
     places = (each.data_ptr() for each in (x, codes, scales))
-    return Parameters(*places, x.stride(0), codes.stride(0), *scales.stride(), x.shape[0])
+    return Parameters(*places, x.stride(0), codes.stride(0), *scales.stride(), *x.shape)
 
 
 def blocks_of(rows: int, width: int) -> int:
@@ -53,7 +54,7 @@ def blocks_of(rows: int, width: int) -> int:
     return -(-rows // _ROWS) * -(-width // _COLUMNS)
 
 
-def plan_for(width: int, spec: CastSpec) -> Plan:
-    """The launch for rows of `width`, a block for so many rows by so many columns."""
+def plan_for(spec: CastSpec) -> Plan:
+    """The launch, a block for so many rows by so many columns."""
     shared_bytes = _COLUMNS // spec.group * _ROWS * spec.scale_type.itemsize
-    return Plan(SOURCE, {**casting(spec), "WIDTH": width, "ROWS": _ROWS}, THREADS, shared_bytes)
+    return Plan(SOURCE, {**casting(spec), "ROWS": _ROWS}, THREADS, shared_bytes)
