@@ -28,6 +28,7 @@ from bench.kvstore_process import kvstore
 from bench.kvstore_worker import Block, StoreWorker, chain, layout_of, opened
 from bench.kvstore_yardsticks import Reader, bare_writer, median_ratio
 from bench.table import Row, report
+from fabric import garbage
 from fabric.errors import DataLoss
 from fabric.kvlink import ucx_lanes
 from fabric.kvlink.link import Bytes, Region
@@ -228,6 +229,7 @@ def main(arguments: list[str]) -> int:
     if min(options.blocks, options.rounds, options.disk_blocks, options.disk_read) < 1:
         parser.error("blocks, rounds and reads: at least one each")
     ucx_lanes.prepare()
+    garbage.spare_what_stays()  # as every service does
     plan = Plan(
         options.blocks, options.rounds, options.disk_blocks, options.disk_read, options.disk_rounds,
         options.window_bytes, options.dir, Reader.found(options.fio),
