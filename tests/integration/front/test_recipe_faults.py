@@ -122,8 +122,10 @@ async def begun(stack: FrontStack, folder: Path, others: int) -> AsyncIterator[t
         reading = Reading()
         task = asyncio.create_task(reading.run(stack))
         await reading.reached(20)
+        pace_s, stack.script.pause_s = stack.script.pause_s, 0.25  # the stream outlasts a slow start of the others
         for number in range(others):
             await running.enter_async_context(recipe_process(stack, folder, f"other-{number}"))
+        stack.script.pause_s = pace_s
         assert not task.done()
         yield child, reading, task
 
