@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from bench.kernels_tile import CUDA, Shape, checked, measured
+from bench.kernels_rows import checked
+from bench.kernels_tile import CUDA, Shape, measured
 from bench.kernels_timing import Ceilings
 from bench.table import Row
 from kernels.dispatch import Alone, make_plan

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bench.kernels_rows import checked
 from bench.kernels_timing import Ceilings, median_us
 from bench.table import Row
 from kernels import tile as ops
@@ -53,15 +54,6 @@ def measured(shape: Shape, ceilings: Ceilings) -> Iterator[Row]:
     yield Row(shape.name, time_us, "us", shape.public_us and shape.public_us / shape.wanted)
     bar = shape.of_copy and 100 * shape.of_copy
     yield Row("  of floor", 100 * floor / time_us, f"% ({floor:.1f} us)", bar, ">=")
-
-
-def checked(name: str, check: Callable[[], object]) -> Row:
-    """A row that tells what a check found."""
-    try:
-        check()
-    except AssertionError as wrong:
-        return Row(f"{name}: {wrong}", 1, "wrong", 0)
-    return Row(name, 0, "wrong", 0)
 
 
 def tile_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:

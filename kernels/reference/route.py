@@ -22,11 +22,15 @@ def route(
     `linear`, of another backend.
     """
     scores = torch.nn.functional.softplus(product(x, spec.gate)).sqrt()
-    if spec.table is not None:
-        chosen = spec.table[tokens]
-    else:
-        biased = scores if spec.bias is None else scores + spec.bias
-        chosen = torch.sort(biased, dim=-1, descending=True, stable=True).indices[:, : spec.topk]
+    chosen = choose(scores, tokens, spec)
     weights = scores.gather(1, chosen)
     weights = weights / (weights.sum(-1, keepdim=True) + 1e-20) * spec.scaling
     return chosen.to(torch.int32), weights
+
+
+def choose(scores: torch.Tensor, tokens: torch.Tensor, spec: RouterSpec) -> torch.Tensor:
+    """scores fp32 [rows, experts], tokens int64 [rows] -> experts [rows, topk], by the table or by biased score."""
+    if spec.table is not None:
+        return spec.table[tokens]
+    biased = scores if spec.bias is None else scores + spec.bias
+    return torch.sort(biased, dim=-1, descending=True, stable=True).indices[:, : spec.topk]

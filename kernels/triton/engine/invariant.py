@@ -31,6 +31,7 @@ from kernels.operands import (
     Selection,
 )
 from kernels.reference.linear import Dense
+from kernels.reference.route import choose
 from kernels.triton.engine import attend as windows
 from kernels.triton.engine import experts as banks
 from kernels.triton.engine import latent as latents
@@ -82,11 +83,7 @@ def attend(
 def route(x: Tensor, tokens: Tensor, spec: RouterSpec) -> tuple[Tensor, Tensor]:
     """As reference.route.route."""
     scores = torch.nn.functional.softplus(linear(x, spec.gate)).sqrt()
-    if spec.table is not None:
-        chosen = spec.table[tokens]
-    else:
-        biased = scores if spec.bias is None else scores + spec.bias
-        chosen = torch.sort(biased, dim=-1, descending=True, stable=True).indices[:, : spec.topk]
+    chosen = choose(scores, tokens, spec)
     weights = scores.gather(1, chosen)
     total = weights[:, 0]
     for slot in range(1, spec.topk):  # the library's sum of a row may depend on how many rows there are
