@@ -4,4 +4,5 @@ from fabric.server import run
 from services.decode.service import build
 from services.decode.settings import DecodeSettings
 
-run(DecodeSettings, build)
+if __name__ == "__main__":
+    run(DecodeSettings, build)

@@ -4,4 +4,5 @@ from fabric.server import run
 from services.gateway.build import build
 from services.gateway.settings import GatewaySettings
 
-run(GatewaySettings, build)
+if __name__ == "__main__":
+    run(GatewaySettings, build)

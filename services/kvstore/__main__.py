@@ -4,4 +4,5 @@ from fabric.server import run
 from services.kvstore.service import build
 from services.kvstore.settings import KvStoreSettings
 
-run(KvStoreSettings, build)
+if __name__ == "__main__":
+    run(KvStoreSettings, build)

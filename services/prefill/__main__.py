@@ -4,4 +4,5 @@ from fabric.server import run
 from services.prefill.service import build
 from services.prefill.settings import PrefillSettings
 
-run(PrefillSettings, build)
+if __name__ == "__main__":
+    run(PrefillSettings, build)

@@ -4,4 +4,5 @@ from fabric.server import run
 from services.recipe.service import build
 from services.recipe.settings import RecipeSettings
 
-run(RecipeSettings, build)
+if __name__ == "__main__":
+    run(RecipeSettings, build)
