@@ -12,7 +12,7 @@ from engine.stops import FinishReason, Stop, StopMatch
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a request; `cached_tokens` never exceeds `prompt_tokens`."""
+    """Token counts of a request. `cached_tokens`: of the prompt, found in a cache and not computed again."""
 
     prompt_tokens: int
     cached_tokens: int

@@ -212,7 +212,8 @@ class Scheduler:
         sequence.sealed_blocks = len(sequence.blocks)
         sequence.replay_hit, sequence.computed_tokens = memory.resume(hit_tokens)
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = min(hit_tokens, sequence.prompt_tokens)
+            sequence.found_blocks = len(sequence.blocks)
+            sequence.cached_tokens = min(sequence.computed_tokens, sequence.prompt_tokens)
         taken, (sequence.slot,) = memory.take(fresh, 1)
         sequence.blocks.extend(taken)
         if anchor is not None:

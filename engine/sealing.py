@@ -50,8 +50,7 @@ class Sealer:
 
     def offer(self, sequence: Sequence) -> None:
         """Offer what is sealed of a sequence, if there is anything new, with the newest anchor."""
-        cached = (sequence.cached_tokens or 0) // self._memory.block_tokens
-        first_new = max(sequence.offered_blocks, cached)
+        first_new = max(sequence.offered_blocks, sequence.found_blocks)
         if sequence.offer_as is None or sequence.sealed_blocks <= first_new:
             return
         label, blocks = sequence.offer_as, self._blocks(sequence)
@@ -61,8 +60,7 @@ class Sealer:
     def sealed(self, sequence: Sequence) -> SealedKV:
         """The full blocks of a sequence with their keys, and the anchor it holds."""
         blocks = self._blocks(sequence)
-        cached = (sequence.cached_tokens or 0) // self._memory.block_tokens
-        return SealedKV(blocks, min(cached, len(blocks)), self._held_anchor(sequence))
+        return SealedKV(blocks, min(sequence.found_blocks, len(blocks)), self._held_anchor(sequence))
 
     def _is_on_grid(self, sequence: Sequence, full: int) -> bool:
         """Whether a running sequence offers now: where an anchor is needed, at the end of a block of the grid."""

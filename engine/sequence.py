@@ -56,7 +56,8 @@ class Sequence:
     anchor_tokens: int = 0
     rolling_anchor: int | None = None  # block whose anchor a later one of this sequence replaces
     computed_tokens: int = 0
-    cached_tokens: int | None = None  # None until first admitted
+    cached_tokens: int | None = None  # of the prompt, found and not computed again; None until first admitted
+    found_blocks: int = 0  # leading blocks that were found when it was first admitted, replayed or not
     replay_hit: int = 0  # tokens whose entries are cached though their window rows were not: computed from before here
     entries_only: bool = False  # a prefill that draws nothing: decode replays its last window
     upper_from: int = 0  # first position that goes above a replaying model's last entry source

@@ -174,8 +174,9 @@ class PrefillJob:
 
     def _cached_tokens(self) -> int:
         """Read beside the engine's thread: set once, at admission; asking the thread would wait for a whole step."""
-        engine = self._tools.engine.engine
-        return engine.sealed(self._ask.request_id).cached_blocks * engine.model.layout.block_tokens
+        engine, layout = self._tools.engine.engine, self._tools.engine.engine.model.layout
+        found = engine.sealed(self._ask.request_id).cached_blocks * layout.block_tokens
+        return min(layout.replay.start(found), self._ask.prompt_tokens)
 
     async def _say_that_writing_is_over(self) -> None:
         """However early the end: whoever holds a landing for this request learns of it. A pusher says it itself."""

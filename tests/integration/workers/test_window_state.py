@@ -77,15 +77,32 @@ async def test_hits_of_the_own_cache_and_of_the_store_answer_as_their_policy_say
                 await stack.restart("prefill")
             computed = (await stack.stats("prefill")).computed_tokens
             hit = await stack.ask(TOKENS, GREEDY)
-            assert hit.done is not None and hit.done.usage.cached_tokens == HIT, whence
-            assert hit.tokens == expected, whence
             recomputed = stack.engine("prefill").model.layout.replay.tokens
+            assert hit.done is not None and hit.done.usage.cached_tokens == HIT - recomputed, whence
+            assert hit.tokens == expected, whence
             assert (await stack.stats("prefill")).computed_tokens - computed == len(TOKENS) - HIT + recomputed
             await stack.idle()
         assert {name: stored(stack)[name] for name in records} == records, "what was stored is never written again"
         metrics = stack.running["kvstore"].servicer.store._metrics._metrics.registry
         assert metrics.get_sample_value("deepinfer_kvstore_hits_total") == 1
         assert not metrics.get_sample_value("deepinfer_kvstore_misses_total", {"reason": "no_anchor"})
+
+
+async def test_prefill_counts_what_is_not_computed_again_as_cached_from_its_first_word_on(folder: Path) -> None:
+    async with worker_stack(folder, transport="ucx://", kvstore=False, **policies("replay")) as stack:
+        await stack.ask(TOKENS, GREEDY)
+        ticket = await stack.reserve("again", TOKENS, len(TOKENS) + 1)
+        counts = {}
+        async for reply in stack.progress("again", TOKENS, GREEDY, ticket):
+            match reply.WhichOneof("progress"):
+                case "started":
+                    counts["started"] = reply.started.cached_tokens
+                case "done":
+                    counts["done"] = reply.done.usage.cached_tokens
+        recomputed = stack.engine("prefill").model.layout.replay.tokens
+        assert recomputed and counts == dict.fromkeys(("started", "done"), HIT - recomputed)
+        await stack.release(ticket, decode_pb2.WRITER_STATE_FINISHED)
+        await stack.idle()
 
 
 async def test_another_policy_hits_nothing_of_what_is_stored(model: Path) -> None:
