@@ -191,6 +191,12 @@ class Engine:
             self._outbox.append(Finished(request_id, FinishReason.CANCELLED, sequence.usage, None))
         self.release(request_id)
 
+    def hold(self, request_id: str) -> None:
+        """Compute no more of a request; what it holds stays until `release`. Without an event. Idempotent."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self._scheduler.remove(sequence, Phase.HELD)
+
     def release(self, request_id: str) -> None:
         """Free what a request holds, in whatever phase, without an event. Idempotent."""
         sequence = self._sequences.get(request_id)

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -143,8 +143,9 @@ class EngineRunner:
         """`Engine.start_decode`; read it with `events`, as after `submit`."""
         await self._begin(request.request_id, self.engine.start_decode, request, timeout_s, gather_s)
 
-    async def events(self, request_id: str) -> AsyncIterator[Event]:
-        """Events of a submitted request up to its last. Raises UnknownRequest. Leaving early cancels the request.
+    async def events(self, request_id: str, keep: bool = False) -> AsyncGenerator[Event, None]:
+        """Events of a submitted request up to its last. Raises UnknownRequest. Leaving early cancels the request; with
+        `keep` it ends its computing alone: what it holds stays until `release`.
 
         Whoever submits reads to the end, or calls `release`. Token events come joined when the reader was slow.
         """
@@ -162,7 +163,7 @@ class EngineRunner:
             if self._mailboxes.get(request_id) is mailbox:
                 del self._mailboxes[request_id]
             if not ended:
-                self.cancel(request_id)
+                (self.hold if keep else self.cancel)(request_id)
 
     @asynccontextmanager
     async def running(
@@ -177,12 +178,20 @@ class EngineRunner:
         try:
             yield events
         finally:
-            await events.aclose()  # type: ignore[attr-defined]
+            await events.aclose()
             self.release(request.request_id)
 
     def cancel(self, request_id: str) -> None:
         """End a request before the next step; never blocks, never raises, may be repeated."""
         self._post_quietly(lambda: self.engine.cancel(request_id))
+
+    def hold(self, request_id: str) -> None:
+        """Compute no more of a request from the next step on; never blocks, never raises, may be repeated."""
+        self._post_quietly(lambda: self.engine.hold(request_id))
+
+    def abandon_load(self, load: Load) -> None:
+        """Give a load's memory back unless it ended; never blocks, never raises, may be repeated."""
+        self._post_quietly(lambda: self.engine.abandon_load(load))
 
     def release(self, request_id: str) -> None:
         """Free what a request or reservation holds; never blocks, never raises, may be repeated."""

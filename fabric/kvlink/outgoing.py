@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from fabric.errors import DeadlineExceeded, InvalidArgument, ServiceError, from_detail
 from fabric.kvlink import messages
 from fabric.kvlink.credit import FairQueue, Flow, Run, SendRing, Turn
+from fabric.kvlink.leftovers import to_its_end
 from fabric.kvlink.link import Link, Notice, Region, Write
 from fabric.kvlink.messages import Alive, Chunk, Credit, FromReceiver, GaveUp, Refusal, Trailing, Unreadable
 from fabric.kvlink.pieces import NOTHING, Piece, Pieces, writes
@@ -24,6 +26,8 @@ __all__ = ["Outgoing", "Piece", "Pieces", "SendLimits", "Sender"]
 
 _log = logs.get("kvlink")
 ResultT = TypeVar("ResultT")
+# Takes what is left to do for a transfer, and runs it to its end.
+Leave = Callable[[Coroutine[Any, Any, None]], None]
 # Seconds without a word after which what was announced is announced again; doubled each time up to the most.
 _ASK_AGAIN_S, _ASK_AGAIN_MOST_S = 0.25, 2.0
 
@@ -48,24 +52,37 @@ class Sender:
         self._open: dict[str, Outgoing] = {}
 
     @asynccontextmanager
-    async def transfer(self, landing: Landing, total_bytes: int | None = None) -> AsyncIterator[Outgoing]:
+    async def transfer(
+        self, landing: Landing, total_bytes: int | None = None, leave: Leave | None = None
+    ) -> AsyncIterator[Outgoing]:
         """One transfer into `landing`, of `total_bytes` bytes where that is known: what fits whole needs no credit.
 
         At the end of the block, unless the last chunk was sent, the receiver is told that no more will be written, or
-        that a write which was given up may still be on its way.
+        that a write which was given up may still be on its way. The block waits for that, and for a write that is
+        under way; given `leave`, neither it nor a `send` that is cancelled waits: what is left goes there, and until
+        it ended nothing that was sent may change.
 
         Raises:
             InvalidArgument: a transfer into this landing is open.
         """
         if landing.id in self._open:
             raise InvalidArgument(f"a transfer into {landing.id} is open", field="landing")
-        outgoing = self._open[landing.id] = Outgoing(self, landing, total_bytes)
+        outgoing = self._open[landing.id] = Outgoing(self, landing, total_bytes, waits=leave is None)
         try:
             yield outgoing
         finally:
+            if outgoing.finished:
+                del self._open[landing.id]
+            elif leave is None:
+                await to_its_end(self._ended(outgoing, landing))
+            else:
+                leave(self._ended(outgoing, landing))
+
+    async def _ended(self, outgoing: Outgoing, landing: Landing) -> None:
+        try:
+            await outgoing.end()
+        finally:
             del self._open[landing.id]
-            if not outgoing.finished:
-                await _to_its_end(outgoing.end())
 
     async def give_up(self, landing: Landing) -> None:
         """Tells the receiver that nothing will be written into a landing for which no transfer was begun. One that is
@@ -95,9 +112,8 @@ class Sender:
             self._queue.passed(flow, size)
         return done
 
-    @asynccontextmanager
-    async def turn(self, flow: Flow, size: int) -> AsyncIterator[None]:
-        """Waits until a chunk of `size` bytes may go; what it holds is given back at the end, whatever that is.
+    async def turn(self, flow: Flow, size: int) -> Callable[[], None]:
+        """Waits until a chunk of `size` bytes may go. Returns what gives the turn back, to be called once.
 
         Raises:
             DeadlineExceeded: others did not finish in time.
@@ -108,11 +124,15 @@ class Sender:
             self._admit()
             if not begun.done():
                 await _before(self.limits.timeout_s, begun, "no turn to send")
-            yield
-        finally:
-            del self._begun[turn]
-            self._queue.leave(turn)
-            self._admit()
+        except BaseException:
+            self._leave(turn)
+            raise
+        return partial(self._leave, turn)
+
+    def _leave(self, turn: Turn) -> None:
+        del self._begun[turn]
+        self._queue.leave(turn)
+        self._admit()
 
     def _admit(self) -> None:
         for turn in self._queue.admit():
@@ -135,8 +155,10 @@ class _Unconfirmed:
 class Outgoing:
     """One transfer: `send` in the order of the bytes, by one task at a time."""
 
-    def __init__(self, sender: Sender, landing: Landing, total_bytes: int | None) -> None:
-        self._sender, self._landing = sender, landing
+    def __init__(self, sender: Sender, landing: Landing, total_bytes: int | None, waits: bool = True) -> None:
+        """waits: whether a `send` that is cancelled waits for the write that it began; `end` always does."""
+        self._sender, self._landing, self._waits = sender, landing, waits
+        self._writing: asyncio.Task[None] | None = None
         self._fits = total_bytes is not None and total_bytes <= landing.size
         self._ring, self._flow = SendRing(landing.size), Flow()
         self._answered = asyncio.Event()
@@ -198,10 +220,13 @@ class Outgoing:
         await self._push([], Alive(self._landing.id).pack())
 
     async def end(self) -> None:
-        """Tells the receiver that no more will be written, unless it knows. It says no more than is known."""
+        """Tells the receiver that no more will be written, unless it knows: once the write under way has ended. It says
+        no more than is known. Cancelled, it gives that write up."""
         if self._finished:
             return
         self._finished = True
+        if self._writing is not None:
+            await asyncio.gather(self._writing, return_exceptions=True)
         message = Trailing(self._landing.id) if self._in_doubt else GaveUp(self._landing.id)
         address, timeout_s = self._landing.address, self._sender.limits.timeout_s
         try:
@@ -263,8 +288,7 @@ class Outgoing:
         elif not total:
             await self._push([], chunk.notice)
         else:
-            async with self._sender.turn(self._flow, total):
-                await self._push(found, chunk.notice)
+            await self._push(found, chunk.notice, await self._sender.turn(self._flow, total))
 
     def _note(self, chunk: _Unconfirmed, reply: LinkAddress | None) -> None:
         """The chunk's announcement; the last one can be answered by a receiver that has forgotten the transfer."""
@@ -343,9 +367,13 @@ class Outgoing:
         for chunk in list(self._unconfirmed):
             await link.push(self._landing.address, [], notify=chunk.notice, timeout_s=timeout_s)
 
-    async def _push(self, found: Sequence[Write], notify: bytes) -> None:
-        """Pushes to its end even when the caller is cancelled: the source must not change meanwhile."""
-        await _to_its_end(self._write(found, notify))
+    async def _push(self, found: Sequence[Write], notify: bytes, then: Callable[[], None] | None = None) -> None:
+        """Pushes to its end even when the caller is cancelled: the source must not change meanwhile. `then`: called at
+        that end."""
+        self._writing = asyncio.ensure_future(self._write(found, notify))
+        if then is not None:
+            self._writing.add_done_callback(lambda _: then())
+        await (to_its_end(self._writing) if self._waits else asyncio.shield(self._writing))
 
     async def _write(self, found: Sequence[Write], notify: bytes) -> None:
         link, timeout_s = self._sender.link, self._sender.limits.timeout_s
@@ -354,23 +382,6 @@ class Outgoing:
         except BaseException:
             self._in_doubt = self._in_doubt or bool(found)
             raise
-
-
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work`, which has a deadline, to its end even when the caller is cancelled, be it more than once."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is None:
-        await task
-        return
-    if not task.cancelled():
-        task.exception()  # retrieved: the caller is gone, nobody else will
-    raise cancelled
 
 
 async def _before(timeout_s: float, event: Awaitable[object], what: str) -> None:

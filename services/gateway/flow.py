@@ -121,7 +121,10 @@ class Conductor:
         seed = self._random.getrandbits(63)
         if job.render is None:
             return prompts.bounded(job, limits, job.token_ids, b"", limits.max_total_tokens, seed)
-        rendered = await recipes.render(job.render)
+        try:
+            rendered = await recipes.render(job.render)
+        except InvalidArgument as error:
+            raise InvalidArgument(error.message, field=job.named(error.field), fix=error.fix) from error
         if rendered.constraint_kind in _UNENFORCED:
             raise InvalidArgument("not supported", field="response_format", fix="use 'text'")
         default = rendered.default_max_tokens

@@ -27,6 +27,8 @@ _RENAMED = (
     (re.compile(r"\.function\b"), ""),
     (re.compile(r"\.reasoning_content$"), ".reasoning"),
     (re.compile(r"^(tool_choice|thinking)\..*"), r"\1"),
+    (re.compile(r"^top_logprobs$"), "logprobs"),
+    (re.compile(r"^(max_tokens|logprobs|temperature|top_p|stop)$"), rf"{_SAMPLING}.\1"),
 )
 
 
@@ -94,6 +96,7 @@ def chat_from_message(request: gateway_pb2.ChatRequest, stamp: Stamp) -> Job:
         sampling_field=_SAMPLING,
         keeping=stamp.keeping(_asked(request), _retention_of_chat(bool(request.tools))),
         regions=job.regions,
+        named=_in_message,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.prefix import RegionSalt, Salt
@@ -21,7 +21,8 @@ class Job:
 
     Either `render` (a chat body or a text) or `token_ids` is the prompt. `max_tokens` None leaves it to the model's
     encoding; `sampling.max_tokens` then means nothing. `prompt_field` is what errors about the prompt name, and
-    `sampling_field` what the surface nests sampling parameters in, if anything. `salt`, the owner in `keeping` and
+    `sampling_field` what the surface nests sampling parameters in, if anything; `named` tells what it calls a field of
+    what is rendered. `salt`, the owner in `keeping` and
     `regions` are the tenant's: no client names them.
     """
 
@@ -41,6 +42,7 @@ class Job:
     sampling_field: str = ""
     keeping: Keeping = UNOWNED
     regions: tuple[Region, ...] = ()
+    named: Callable[[str], str] = str
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from engine.errors import EngineError
-from engine.events import ChunkDone, EntriesReady, Failed, Finished, FirstToken, Preempted
+from engine.events import ChunkDone, EntriesReady, Event, Failed, Finished, FirstToken, Preempted
 from engine.runner import EngineRunner
 from engine.sampling.logprobs import TokenLogprob
 from fabric import failpoints
 from fabric.errors import Cancelled, DeadlineExceeded, Internal
+from fabric.kvlink.leftovers import Leftovers
 from fabric.kvlink.outgoing import Sender
 from fabric.records import Extent
 from services.prefill.ask import PrefillAsk, TicketGrant
@@ -23,7 +26,7 @@ from services.prefill.telemetry import PrefillMetrics
 from services.prefill.telling import Telling
 from services.worker.failures import engine_errors, translate
 from services.worker.receipts import Receipt
-from services.worker.together import settled, together
+from services.worker.together import together
 
 _LOADING = failpoints.declare("prefill.queued")  # a request was taken, nothing is loaded or computed
 _CHUNK = failpoints.declare("prefill.chunk")  # a chunk was computed, the pusher has not heard of it
@@ -60,10 +63,11 @@ Report = Callable[[Progress], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What every job of a worker uses."""
+    """What every job of a worker uses. `leftovers`, by request: what goes on when a job is over."""
 
     engine: EngineRunner
     sender: Sender
+    leftovers: Leftovers
     source: PoolSource
     loader: Loader
     prefetcher: Prefetcher
@@ -73,7 +77,8 @@ class Tools:
 
 
 class PrefillJob:
-    """Runs once. However it ends, the engine holds nothing of it afterwards but what it offers to the kvstore."""
+    """Runs once. However it ends, the engine computes nothing of it afterwards, and holds nothing but what it offers to
+    the kvstore and, until its end, what is still written."""
 
     def __init__(self, tools: Tools, ask: PrefillAsk, ticket: asyncio.Future[TicketGrant], report: Report) -> None:
         self._tools, self._ask, self._ticket = tools, ask, ticket
@@ -88,7 +93,7 @@ class PrefillJob:
         try:
             await self._answered()
         finally:
-            await settled(self._say_that_writing_is_over())
+            self._say_that_writing_is_over()
             await self._telling.close()
 
     async def _answered(self) -> None:
@@ -109,8 +114,13 @@ class PrefillJob:
         await self._tools.loader.load(self._ask)
         with engine_errors():
             await self._tools.engine.submit(self._ask.request())
-        self._submitted, started = True, False
-        async for event in self._tools.engine.events(self._ask.request_id):
+        self._submitted = True
+        async with aclosing(self._tools.engine.events(self._ask.request_id, keep=True)) as events:
+            return await self._followed(events)
+
+    async def _followed(self, events: AsyncIterator[Event]) -> FirstToken | EntriesReady:
+        started = False
+        async for event in events:
             match event:
                 case ChunkDone():
                     await _CHUNK.reached()
@@ -141,7 +151,10 @@ class PrefillJob:
         handoff = ticket.handoff(self._ask, tools.engine.engine.model)
         request_id = self._ask.request_id
         held = lambda: tools.engine.engine.held(request_id)  # noqa: E731
-        self._pusher = Pusher(tools.sender, tools.source, ticket, handoff, held, tools.heartbeat_s, tools.metrics)
+        leave = partial(tools.leftovers.keep, request_id)
+        self._pusher = Pusher(
+            tools.sender, tools.source, ticket, handoff, held, tools.heartbeat_s, tools.metrics, leave
+        )
         return ticket, await self._pusher.run(self._marks)
 
     async def _awaited_ticket(self) -> TicketGrant:
@@ -178,14 +191,16 @@ class PrefillJob:
         found = engine.sealed(self._ask.request_id).cached_blocks * layout.block_tokens
         return min(layout.replay.start(found), self._ask.prompt_tokens)
 
-    async def _say_that_writing_is_over(self) -> None:
+    def _say_that_writing_is_over(self) -> None:
         """However early the end: whoever holds a landing for this request learns of it. A pusher says it itself."""
         ticket = self._ticket
         came = ticket.done() and not ticket.cancelled() and ticket.exception() is None
         if self._pusher is None and came:
-            await self._tools.sender.give_up(ticket.result().landing)
+            self._tools.leftovers.keep(self._ask.request_id, self._tools.sender.give_up(ticket.result().landing))
 
     def _give_back(self) -> None:
-        """The one exit from the engine. The pusher's last write has ended by now, so the blocks can go."""
-        self._tools.engine.cancel(self._ask.request_id)
-        self._tools.engine.release(self._ask.request_id)
+        """The one exit from the engine. Nothing is computed from now on; the blocks go when nothing reads them any
+        more: now, unless a write is under way."""
+        engine, request_id = self._tools.engine, self._ask.request_id
+        engine.hold(request_id)
+        self._tools.leftovers.after(request_id, partial(engine.release, request_id))

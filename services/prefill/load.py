@@ -132,14 +132,11 @@ class Loader:
         """Blocks [first, end), with their anchor if one is needed: memory, landing, Get, verification, cache."""
         engine = self._engine.engine
         load = await self._engine.begin_load(ask.tokens, ask.salt, first, end)
-        verified = False
         try:
             await self._land(store, names, load)
-            verified = True
+            await self._engine.call(engine.finish_load, load, end - first)
         finally:
-            # Runs whatever happened: memory that waits for bytes must not outlive the attempt.
-            finish = (engine.finish_load, load, end - first) if verified else (engine.abandon_load, load)
-            await settled(self._engine.call(*finish))
+            self._engine.abandon_load(load)  # of no effect once it was finished; nobody waits for it
         self._metrics.store_hit(end - first)
 
     async def _land(self, store: Store, names: Sequence[pb.BlockName], load: Load) -> None:

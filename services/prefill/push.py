@@ -12,7 +12,7 @@ from engine.errors import UnknownRequest
 from engine.layout import GroupKind
 from engine.requests import HeldKV
 from fabric.kvlink import Region
-from fabric.kvlink.outgoing import Outgoing, Piece, Pieces, Sender
+from fabric.kvlink.outgoing import Leave, Outgoing, Piece, Pieces, Sender
 from fabric.kvlink.verify import digest
 from fabric.records import Extent
 from services.prefill.ask import TicketGrant
@@ -63,7 +63,8 @@ class _Preempted(Exception):
 
 
 class Pusher:
-    """Pushes one prompt into one landing. `held` reads where its KV is now; the blocks must stay until `run` ends."""
+    """Pushes one prompt into one landing. `held` reads where its KV is now; the blocks must stay until `run` ends, and
+    what it left as well."""
 
     def __init__(
         self,
@@ -74,11 +75,13 @@ class Pusher:
         held: Callable[[], HeldKV],
         heartbeat_s: float,
         metrics: PrefillMetrics,
+        leave: Leave,
     ) -> None:
         """held raises UnknownRequest while the prompt has no memory. heartbeat_s: seconds between two signs of life
-        while there is nothing to push, at most."""
+        while there is nothing to push, at most. leave: takes what still reads the blocks when `run` is over."""
         self._sender, self._source, self._ticket, self._handoff = sender, source, ticket, handoff
-        self._held, self._metrics = held, metrics
+        self._held, self._metrics, self._leave = held, metrics, leave
+        self._sealing: asyncio.Future[Pieces] | None = None
         self._heartbeat_s = max(_LEAST_HEARTBEAT_S, min(heartbeat_s, ticket.lease_s / _SIGNS_PER_LEASE))
         self._sealed: list[Extent] = []
         self._next_block = handoff.first_block
@@ -91,12 +94,21 @@ class Pusher:
     async def run(self, marks: Marks) -> tuple[Extent, ...]:
         """Follows the marks to the end of the prompt; returns everything that was pushed, sealed.
 
-        However it ends, decode has been told as much as is known of what may still be written.
+        However it ends, decode is told as much as is known of what may still be written; it waits for no write then.
 
         Raises:
             ServiceError: a push failed or took too long, or decode refused what came. The transfer is then over.
         """
-        async with self._sender.transfer(self._ticket.landing, self._handoff.landing_bytes) as outgoing:
+        try:
+            await self._follow_all(marks)
+        finally:
+            if self._sealing is not None and not self._sealing.done():
+                self._leave(_ended(self._sealing))
+        return tuple(self._sealed)
+
+    async def _follow_all(self, marks: Marks) -> None:
+        size = self._handoff.landing_bytes
+        async with self._sender.transfer(self._ticket.landing, size, self._leave) as outgoing:
             seen, generation, complete = Mark(generation=-1), 0, False
             while not complete:
                 mark = await marks.after(seen, self._heartbeat_s)
@@ -107,7 +119,6 @@ class Pusher:
                 if mark.generation != generation:
                     self._sealed, self._next_block, generation = [], self._handoff.first_block, mark.generation
                 complete = await self._follow(outgoing, mark)
-        return tuple(self._sealed)
 
     async def _follow(self, outgoing: Outgoing, mark: Mark) -> bool:
         """Pushes what the mark made final; whether that was all."""
@@ -128,7 +139,8 @@ class Pusher:
         if total <= _INLINE_BYTES and not self._source.pool.is_apart:
             pieces = self._source.seal(places, kv)
         else:
-            pieces = await asyncio.to_thread(self._source.seal, places, kv)
+            self._sealing = asyncio.ensure_future(asyncio.to_thread(self._source.seal, places, kv))
+            pieces = await asyncio.shield(self._sealing)
         with self._metrics.transfer(total):
             await outgoing.send(pieces, last=last)
         digests = pieces.extents.table["digest"].tolist()
@@ -144,3 +156,7 @@ class Pusher:
         if len(kv.block_table) < end:
             raise _Preempted
         return kv
+
+
+async def _ended(work: asyncio.Future[Pieces]) -> None:
+    await asyncio.wait([work])

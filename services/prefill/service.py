@@ -15,6 +15,7 @@ from fabric.health import Progress
 from fabric.kvlink import Link
 from fabric.kvlink.incoming import Intake
 from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.leftovers import Leftovers
 from fabric.kvlink.outgoing import Sender
 from fabric.kvlink.slabs import SlabState, Writer
 from fabric.lifecycle import background
@@ -42,6 +43,7 @@ from services.worker.wire import pack_model, pack_status
 
 _MIB = 1 << 20
 _SWEEP_S = 0.5
+_SLACK_S = 5.0  # beyond what every write ends in by itself
 
 
 class PrefillServicer(rpc.PrefillServiceServicer):
@@ -71,7 +73,11 @@ class PrefillServicer(rpc.PrefillServiceServicer):
         ask = await wire.first_message(requests)
         inbound = Inbound(requests)
         report = lambda progress: context.write(wire.pack_progress(progress))  # noqa: E731
-        await inbound.during(self.worker.run(ask, inbound.ticket, report))
+        try:
+            await inbound.during(self.worker.run(ask, inbound.ticket, report))
+        except Exception:  # a caller that hears an error takes it that nothing is written any more
+            await self.worker.written(ask.request_id)
+            raise
 
     async def Prefetch(
         self, request: pb.PrefillServicePrefetchRequest, context: Any
@@ -97,8 +103,8 @@ async def build(settings: PrefillSettings) -> AsyncIterator[Service]:
         yield Service(
             servicers=[(rpc.add_PrefillServiceServicer_to_server, PrefillServicer(core, worker, settings))],
             progress=Progress(
-                lambda: worker.live + keeper.pending + (not runner.healthy),
-                lambda: worker.done + keeper.done + runner.steps,
+                lambda: worker.unfinished + keeper.pending + (not runner.healthy),
+                lambda: worker.finished + keeper.done + runner.steps,
                 settings.wedged_s,
             ),
             members=core.member(),
@@ -124,10 +130,13 @@ async def _open_worker(
         doubts = await stack.enter_async_context(_open_doubts(intake, landings, settings))
         loader = Loader(engine, storage.stores, intake, window, mint, settings.kvstore_timeout_s, metrics, doubts)
         sender = Sender(link, settings.send_limits())
+        # Of one request: the end of a write, and the word that it was the last.
+        leftovers = Leftovers(2 * settings.push_timeout_s + _SLACK_S)
+        stack.push_async_callback(leftovers.aclose)
         await stack.enter_async_context(background(_follow(link, sender, loader), "notices"))
         prefetcher = Prefetcher(engine, storage.stores, settings.kvstore_timeout_s, metrics)
         waits = (settings.heartbeat_s, settings.ticket_wait_s)
-        tools = Tools(engine, sender, source, loader, prefetcher, *waits, metrics)
+        tools = Tools(engine, sender, leftovers, source, loader, prefetcher, *waits, metrics)
         worker = PrefillWorker(tools, settings)
         export_engine(core.metrics, "prefill", lambda: worker.board.load.engine)
         await stack.enter_async_context(background(worker.board.run(), "status"))

@@ -36,10 +36,9 @@ class PrefillWorker:
             InvalidArgument: the request can never work. ServiceError: it failed.
         """
         ask.validate(self.max_prompt_tokens)
-        if self.live >= self._bound:
-            raise Exhausted(
-                f"{self.live} requests are here already", fix="retry later or on another worker", retry_after_s=_RETRY_S
-            )
+        if self.unfinished >= self._bound:
+            fix = "retry later or on another worker"
+            raise Exhausted(f"{self.unfinished} requests are here already", fix=fix, retry_after_s=_RETRY_S)
         self.live += 1
         self.board.poke()
         try:
@@ -48,6 +47,20 @@ class PrefillWorker:
             self.live -= 1
             self.done += 1
             self.board.poke()
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that run, or of which something is still written."""
+        return self.live + self._tools.leftovers.pending
+
+    @property
+    def finished(self) -> int:
+        """Counts up whenever a request ends, or what it left."""
+        return self.done + self._tools.leftovers.done
+
+    async def written(self, request_id: str) -> None:
+        """Waits until nothing of an ended request is written any more, and decode was told so where it can be."""
+        await self._tools.leftovers.over(request_id)
 
     async def prefetch(self, tokens: tuple[int, ...], salt: Salt) -> Prefetched:
         """Has stores bring up what a request for `tokens` would need.

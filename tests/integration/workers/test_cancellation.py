@@ -11,6 +11,7 @@ from engine.sampling.params import SamplingParams
 from fabric.errors import DeadlineExceeded, Exhausted, InvalidArgument
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import decode_pb2
+from tests.support.frontstack import until
 from tests.support.oracle import Oracle
 from tests.support.stack import Stack, worker_stack
 
@@ -120,6 +121,38 @@ async def test_a_landing_in_doubt_is_kept_apart_until_its_writer_says_it_is_done
         assert (await stack.stats("decode")).blocks_held == 0
         await stack.release(ticket, FINISHED)
         await stack.idle()
+
+
+def in_flight(stack: Stack) -> int:
+    return int(stack.running["prefill"].chassis._in_flight.finite)
+
+
+async def test_a_call_that_is_cut_ends_at_once_and_its_blocks_stay_while_they_are_written(model: Path) -> None:
+    async with worker_stack(model, kvstore=False, prefill={"push_timeout_s": 20.0}) as stack:
+        link, worker = stack.servicer("decode").core.link, stack.servicer("prefill").worker
+        ticket = await stack.reserve("left", TOKENS, len(TOKENS) + 6)
+        link.freeze()
+        await progress_until(stack, ticket, "chunk", polite=False)
+        await until(lambda: not in_flight(stack), within_s=5.0)
+        stats = await stack.stats("prefill")
+        assert (stats.running, stats.waiting, worker.live, worker.unfinished) == (0, 0, 0, 1)
+        assert stats.held == 1 and stats.blocks_held > 0
+        assert stack.running["prefill"].chassis._progress.pending(), "a drain waits for it"
+        link.thaw()
+        await stack.release(ticket, UNKNOWN)  # prefill itself tells decode when it has finished
+        await stack.idle()
+        assert not worker.unfinished
+
+
+async def test_an_error_that_a_caller_hears_comes_after_the_last_write(model: Path) -> None:
+    """The gateway takes it so, and says to decode that the landing may be used again."""
+    async with worker_stack(model, kvstore=False, prefill={"push_timeout_s": 1.0}) as stack:
+        worker = stack.servicer("prefill").worker
+        ticket = await stack.reserve("left", TOKENS, len(TOKENS) + 6)
+        stack.servicer("decode").core.link.freeze()
+        await progress_until(stack, ticket, "chunk")
+        assert not worker.unfinished
+        assert await stack.release(ticket, FINISHED)
 
 
 async def test_a_prefill_that_gets_no_ticket_gives_up(model: Path) -> None:

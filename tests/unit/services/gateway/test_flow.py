@@ -22,12 +22,14 @@ from fabric.errors import (
     StaleTicket,
     Unavailable,
 )
-from protos.deepinfer.v1 import common_pb2, decode_pb2, prefill_pb2, recipe_pb2
+from protos.deepinfer.v1 import common_pb2, decode_pb2, gateway_pb2, prefill_pb2, recipe_pb2
+from services.gateway import intake
 from services.gateway.flow import Conductor
 from services.gateway.handoff import Cleaner
 from services.gateway.job import Job, ModelLimits, Update
 from services.gateway.recovery import Bounds, RetryBudget
 from services.gateway.router import Demand
+from services.gateway.tenants import Tenant
 from services.gateway.workers import Chosen
 from tests.support.frontstack import until
 
@@ -653,6 +655,31 @@ async def test_what_the_engine_cannot_enforce_is_refused(stage: Stage) -> None:
     _, failure = await run(stage)
     assert isinstance(failure, InvalidArgument) and failure.field == "response_format"
     assert stage.prefills == []
+
+
+@pytest.mark.parametrize(
+    ("said", "http", "grpc"),
+    [
+        ("tools[1].function.parameters", "tools[1].function.parameters", "tools[1].parameters_json"),
+        ("messages[0].tool_calls[2].function.name", "messages[0].tool_calls[2].function.name", None),
+        ("thinking.type", "thinking.type", "thinking"),
+        ("max_tokens", "max_tokens", "sampling.max_tokens"),
+        ("top_logprobs", "top_logprobs", "sampling.logprobs"),
+    ],
+)
+async def test_what_the_recipe_refuses_is_named_as_its_client_calls_it(
+    stage: Stage, said: str, http: str, grpc: str | None
+) -> None:
+    stamp = intake.Stamp("r", Tenant("t", b"t"), 1)
+    message = gateway_pb2.ChatRequest(model="m", messages=[gateway_pb2.ChatMessage(role="user", content="x")])
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}'
+    named = []
+    for job in (intake.chat_from_body(body, stamp), intake.chat_from_message(message, stamp)):
+        stage.faults["render"] = [InvalidArgument("the value is not accepted", field=said, fix="use another")]
+        _, failure = await run(stage, job)
+        assert isinstance(failure, InvalidArgument) and failure.fix == "use another"
+        named.append(failure.field)
+    assert named == [http, grpc or "messages[0].tool_calls[2].name"]
 
 
 async def test_token_ids_need_no_rendering(stage: Stage) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,17 +17,19 @@ from engine.errors import UnknownRequest
 from engine.requests import HeldKV
 from fabric.errors import DeadlineExceeded, ServiceError, Unavailable
 from fabric.kvlink import Notice, Region, Token, Write, messages
+from fabric.kvlink.leftovers import Leftovers
 from fabric.kvlink.messages import Alive, Chunk, Credit, FromSender, GaveUp, Trailing
-from fabric.kvlink.outgoing import Sender, SendLimits
+from fabric.kvlink.outgoing import Pieces, Sender, SendLimits
 from fabric.kvlink.verify import digest
-from fabric.records import Landing, LinkAddress
+from fabric.records import Extent, Landing, LinkAddress
 from fabric.telemetry.metrics import Metrics
+from services.prefill import push
 from services.prefill.ask import TicketGrant
 from services.prefill.marks import Marks
 from services.prefill.push import PoolSource, Pusher
 from services.prefill.telemetry import PrefillMetrics
 from services.worker.extents import extent_view
-from services.worker.geometry import Handoff
+from services.worker.geometry import Handoff, Place
 from services.worker.pairing import Records
 from tests.support.fakefamily import BLOCK_TOKENS, LAYOUT
 
@@ -93,6 +97,7 @@ class Bench:
         self.marks = Marks()
         sender = Sender(self.link, SendLimits(timeout_s=1.0))  # type: ignore[arg-type]  # the part of a link that it uses
         self.link.answer = sender.noticed
+        self.leftovers = Leftovers(10.0)
         self.pusher = Pusher(
             sender,
             source,
@@ -101,6 +106,7 @@ class Bench:
             lambda: HeldKV(TABLE, SLOT, TOKENS),
             heartbeat_s,
             PrefillMetrics(Metrics("prefill")),
+            partial(self.leftovers.keep, "r"),
         )
 
     def _region(self, storage: torch.Tensor) -> Region:
@@ -114,6 +120,11 @@ class Bench:
             (self.link.extents[name] == extent_view(self.pool, *name, HeldKV(TABLE, SLOT, TOKENS))).all()
             for name in wanted
         )
+
+    async def ended(self, running: asyncio.Future[tuple[Extent, ...]]) -> None:
+        """Returns when a pusher has ended, however it did, and what it left as well."""
+        await asyncio.gather(running, return_exceptions=True)
+        await self.leftovers.over("r")
 
     @property
     def endings(self) -> list[FromSender]:
@@ -182,7 +193,7 @@ async def test_a_pusher_that_gives_up_says_so_once() -> None:
     running = asyncio.ensure_future(bench.pusher.run(bench.marks))
     await pushed(bench, BLOCK_TOKENS)
     running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    await bench.ended(running)
     assert bench.endings == [GaveUp("t")]
 
 
@@ -234,7 +245,33 @@ async def test_after_a_push_that_ran_out_of_time_nobody_says_that_all_of_it_is_o
     bench.marks.computed(BLOCK_TOKENS)
     with pytest.raises(DeadlineExceeded):
         await bench.pusher.run(bench.marks)
+    await bench.leftovers.over("r")
     assert bench.link.messages == [Trailing("t")]
+
+
+async def test_blocks_that_a_thread_still_seals_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, begun, go_on = Bench(), threading.Event(), threading.Event()
+
+    def seal(self: PoolSource, places: Sequence[Place], kv: HeldKV) -> Pieces:
+        begun.set()
+        assert go_on.wait(10.0)
+        return Pieces.pack([])
+
+    monkeypatch.setattr(PoolSource, "seal", seal)
+    monkeypatch.setattr(push, "_INLINE_BYTES", 0)
+    running = asyncio.ensure_future(bench.pusher.run(bench.marks))
+    bench.marks.computed(BLOCK_TOKENS)
+    await asyncio.to_thread(begun.wait, 10.0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    freed: list[str] = []
+    bench.leftovers.after("r", lambda: freed.append("r"))
+    await bench.link.arrived.acquire()  # decode is told meanwhile
+    assert bench.endings == [GaveUp("t")] and not freed
+    go_on.set()
+    await bench.leftovers.over("r")
+    assert freed
 
 
 async def test_a_short_lease_gets_more_frequent_signs_of_life() -> None:
