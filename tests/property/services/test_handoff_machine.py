@@ -12,7 +12,7 @@ import gc
 from collections import Counter
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -67,7 +67,21 @@ MUST_SEE = (
     "late write",
     "released again",
     "refused while blocked",
+    "verified what was lent",
+    "damage found in what was lent",
+    "written since it could not be read",
 )
+
+
+class ReadingLink(InprocLink):
+    """Decode's link on a host where it can read what a writer lends, while that is there and it is let."""
+
+    def __init__(self, name: str, epoch: int) -> None:
+        super().__init__(name, epoch)
+        self.readable: dict[bytes, np.ndarray] = {}
+
+    def view(self, peer: str, epoch: int, shared: bytes) -> np.ndarray | None:
+        return self.readable.get(shared)
 
 
 class InlineRunner:
@@ -88,11 +102,13 @@ class InlineRunner:
 
 @dataclass(eq=False)
 class Writer:
-    """One incarnation of a prefill worker, as it truly is."""
+    """One incarnation of a prefill worker, as it truly is. `lent`: memory that decode may read, called `name`."""
 
     link: InprocLink
     process: ProcessId
     region: Region
+    name: bytes
+    lent: np.ndarray
     frozen: bool = False
     died_at: float | None = None  # in time that decode ran
 
@@ -106,7 +122,8 @@ class Handover:
     """One handoff, as it truly is. `writing`: its writer may still write into the landing.
 
     Of its places the first `sent` were written and announced in `chunks` chunks. What decode took of them when it heard
-    of it was all as sealed unless `damaged`, and is everything once `complete`.
+    of it was all as sealed unless `damaged`, and is everything once `complete`. `untaken`: number, first place, count
+    of each chunk that was lent and not taken. `must_write`: its writer was told that decode cannot read.
     """
 
     holding: Holding
@@ -121,6 +138,13 @@ class Handover:
     verified: bool = False
     ended: bool = False
     gave_up_at: float | None = None  # in time that decode ran
+    untaken: list[tuple[int, int, int]] = field(default_factory=list)
+    must_write: bool = False
+    lends: bool = False  # something of it was
+
+    @property
+    def left(self) -> int:
+        return len(self.places) - self.sent
 
     @property
     def over_since(self) -> float | None:
@@ -135,13 +159,19 @@ class Handover:
     def seal(self, place: Place) -> int:
         return digest(self.sealed[place.offset : place.offset + place.size])
 
-    def chunk(self, count: int) -> Chunk:
+    def chunk(self, count: int, lent: bytes = b"") -> Chunk:
         """The next `count` places: the landing has room for all of them, in their order."""
         places = self.places[self.sent : self.sent + count]
-        rows = tuple((p.group, p.block, p.valid_entries, p.offset, p.size, self.seal(p)) for p in places)
+        base = self.holding.landing.offset if lent else 0
+        rows = tuple((p.group, p.block, p.valid_entries, base + p.offset, p.size, self.seal(p)) for p in places)
         start, end = places[0].offset, places[-1].offset + places[-1].size
         last = self.sent + count == len(self.places)
-        return Chunk(self.holding.ticket_id, self.chunks, Run(start, start, end), last, Extents.of(rows))
+        return Chunk(self.holding.ticket_id, self.chunks, Run(start, start, end), last, Extents.of(rows), lent=lent)
+
+    def source(self, chunk: Chunk) -> np.ndarray:
+        """Where the bytes of a chunk that was lent lie."""
+        offset = self.holding.landing.offset
+        return self.writer.lent[offset + chunk.run.start : offset + chunk.run.end]
 
     def receipt(self) -> Receipt:
         """An honest one."""
@@ -158,7 +188,7 @@ class HandoffMachine(RuleBasedStateMachine):
         self.name = uuid4().hex
         self.clock, self.ran = FakeClock(), 0.0
         self.runner = InlineRunner()
-        self.link = InprocLink(f"{self.name}-decode", EPOCH)
+        self.link = ReadingLink(f"{self.name}-decode", EPOCH)
         capacity = SLABS * SLAB_BYTES
         self.pool = LandingPool(self.link, capacity, SLAB_BYTES, retire_after_s=40.0, clock=self.clock)
         self.book, self.shadow = (TicketBook(EPOCH, LEASE_S, TICKETS, self.clock) for _ in range(2))
@@ -183,7 +213,9 @@ class HandoffMachine(RuleBasedStateMachine):
         self.born += 1
         link = InprocLink(f"{self.name}-w{self.born % 2}", self.born)
         process = ProcessId("boot", "net", "pids", self.born, self.born)
-        self.writers.append(Writer(link, process, link.register(np.zeros(SLABS * SLAB_BYTES, np.uint8))))
+        region, lent = link.register(np.zeros(SLABS * SLAB_BYTES, np.uint8)), np.zeros(SLABS * SLAB_BYTES, np.uint8)
+        self.writers.append(Writer(link, process, region, b"memory of %d" % self.born, lent))
+        self.link.readable[self.writers[-1].name] = lent
 
     def _able(self) -> list[Writer]:
         return [writer for writer in self.writers if writer.died_at is None and not writer.frozen]
@@ -224,10 +256,41 @@ class HandoffMachine(RuleBasedStateMachine):
     def write(self, pick: int, part: float, spoilt: int) -> None:
         """A writer that can, writes: perhaps long after the desk gave it up, perhaps other bytes than it sealed."""
         one = self._pick(pick)
-        if one is not None and one.writing and one.gave_up_at is None and one.writer in self._able():
+        if one is None or not one.left or one.untaken:  # what was lent might have to be written before the last word
+            return
+        if one.writing and one.gave_up_at is None and one.writer in self._able():
             seen["late write"] += one.ended
-            left = len(one.places) - one.sent
-            self._push(one, max(1, round(part * left)), spoilt)
+            self._push(one, max(1, round(part * one.left)), spoilt)
+
+    @rule(pick=picks, part=st.floats(0, 1), spoilt=st.sampled_from([0, 0, 0, 1]))
+    def lend(self, pick: int, part: float, spoilt: int) -> None:
+        """A writer of decode's host tells where its bytes are, and writes nothing."""
+        one = self._pick(pick)
+        if one is not None and one.writing and one.gave_up_at is None and one.writer in self._able() and one.left:
+            self._lend(one, max(1, round(part * one.left)), spoilt)
+
+    def _lend(self, one: Handover, count: int, spoilt: int) -> None:
+        if one.must_write:
+            return
+        chunk = one.chunk(count, one.writer.name)
+        source = one.source(chunk)
+        source[:] = one.sealed[chunk.run.start : chunk.run.end]
+        source[0] ^= spoilt
+        one.untaken.append((one.chunks, one.sent, count))
+        one.sent, one.chunks, one.lends = one.sent + count, one.chunks + 1, True
+        self._post(one, chunk.pack())
+
+    @rule(pick=picks)
+    def what_was_lent_changes(self, pick: int) -> None:
+        """Its writer gave up and computes another prompt there, or lies."""
+        one = self._pick(pick)
+        if one is not None and one.writer.died_at is None and (one.untaken or not one.writing):
+            offset = one.holding.landing.offset
+            one.writer.lent[offset : offset + one.holding.landing.size] = 0xDD
+
+    @rule(pick=picks)
+    def memory_cannot_be_read_any_more(self, pick: int) -> None:
+        self.link.readable.pop(self.writers[-1 - pick % 2].name, None)
 
     @rule(pick=picks)
     def sign_of_life(self, pick: int) -> None:
@@ -266,6 +329,7 @@ class HandoffMachine(RuleBasedStateMachine):
         self._run(one.writer.link.push(self.link.address, writes, notify=chunk.pack(), timeout_s=5.0))
         self.mail += self.link._inbox._notices
         self.link._inbox._notices.clear()
+        seen["written since it could not be read"] += one.must_write
         one.sent, one.chunks, one.writing = one.sent + count, one.chunks + 1, not chunk.last
 
     @initialize(
@@ -274,11 +338,14 @@ class HandoffMachine(RuleBasedStateMachine):
         missing=st.sampled_from([0, 0, 0, 1]),
         killed=st.booleans(),
         full=st.booleans(),
+        hidden=st.sampled_from([False, False, True]),
     )
-    def crowd(self, pick: int, spoilt: int, missing: int, killed: bool, full: bool) -> None:
+    def crowd(self, pick: int, spoilt: int, missing: int, killed: bool, full: bool, hidden: bool) -> None:
         """One that generates, and some that were given up while their writers may write on: up to the cap."""
         self.reserve(20, pick)
-        self.the_newest_is_handed_over(spoilt, missing)
+        if hidden:
+            self.link.readable.clear()
+        self.the_newest_is_handed_over(spoilt, missing, lends=hidden or pick % 2 == 1)
         for tokens in (9, 30, 40) if full else (9, 30):
             self.reserve(tokens, pick)
             self.release(len(self.handovers) - 1, known=False)
@@ -287,16 +354,18 @@ class HandoffMachine(RuleBasedStateMachine):
         if killed:
             self.kill(pick)
 
-    @rule(spoilt=st.sampled_from([0, 1]), missing=st.sampled_from([0, 0, 0, 1]))
-    def the_newest_is_handed_over(self, spoilt: int, missing: int) -> None:
+    @rule(spoilt=st.sampled_from([0, 1]), missing=st.sampled_from([0, 0, 0, 1]), lends=st.booleans())
+    def the_newest_is_handed_over(self, spoilt: int, missing: int, lends: bool) -> None:
         """The usual way in one step, so that the rest of the machine meets running generations often enough."""
         if not self.handovers:
             return
         one = self.handovers[-1]
         if one.writing and one.gave_up_at is None and one.writer in self._able():
-            if one.sent < len(one.places) - missing:
-                self._push(one, len(one.places) - missing - one.sent, spoilt)
-            self._deliver(len(self.mail))
+            self._deliver(len(self.mail))  # what was lent before is taken, or has to be written
+            for send in (self._lend, self._push) if lends else (self._push,):  # written is what could not be read
+                if one.left > missing and one.writing and not one.untaken:
+                    send(one, one.left - missing, spoilt)
+                    self._deliver(len(self.mail))
             self._claim(one)
             self._verify(one)
 
@@ -313,13 +382,15 @@ class HandoffMachine(RuleBasedStateMachine):
 
     def _notice(self, notice: Notice) -> None:
         told, sender = messages.unpack(notice.payload), Incarnation(notice.peer, notice.epoch)
+        taken = False
         if isinstance(told, Chunk):
-            self._witness(self.handovers[int(told.transfer[1:])], told)
+            one = self.handovers[int(told.transfer[1:])]
+            taken = self._witness_lent(one, told) if told.lent else self._witness(one, told)
         self._run(self._heard(notice))
         if isinstance(told, Trailing):
             self.shadow.trails(told.transfer, sender)
         else:
-            done = isinstance(told, GaveUp) or (isinstance(told, Chunk) and told.last)
+            done = isinstance(told, GaveUp) or (isinstance(told, Chunk) and told.last and (taken or not told.lent))
             self.shadow.arrived(told.transfer, done, sender)
 
     async def _heard(self, notice: Notice) -> None:
@@ -328,15 +399,37 @@ class HandoffMachine(RuleBasedStateMachine):
         copying = [transfer.committing for transfer in self.desk._intake._open.values()]
         await asyncio.gather(*filter(None, copying))
 
-    def _witness(self, one: Handover, chunk: Chunk) -> None:
+    def _witness_lent(self, one: Handover, chunk: Chunk) -> bool:
+        """Looks at what was lent as decode is about to do; whether it takes it. Where it cannot be read, the writer is
+        told to write that and all that it lent since."""
+        transfer = self.desk._intake._open.get(chunk.transfer)
+        if transfer is None or transfer.over.is_set() or transfer.ring.seen(chunk.number):
+            return False
+        if transfer.must_write or chunk.lent not in self.link.readable:
+            one.must_write = True
+            for number, first, _ in one.untaken[:1]:
+                one.sent, one.chunks = first, number
+            one.untaken.clear()
+            return False
+        damaged = not (one.source(chunk) == one.sealed[chunk.run.start : chunk.run.end]).all()
+        seen["damage found in what was lent"] += damaged
+        one.damaged |= damaged
+        one.complete = chunk.last
+        if not damaged:
+            one.untaken.pop(0)
+            one.writing &= not chunk.last
+        return not damaged
+
+    def _witness(self, one: Handover, chunk: Chunk) -> bool:
         """Looks at the landing as decode is about to do, if it still does."""
         transfer = self.desk._intake._open.get(chunk.transfer)
         if transfer is None or transfer.over.is_set():
-            return
+            return False
         landing, start, end = one.holding.landing, chunk.run.start, chunk.run.end
         arrived = self.pool._memory[landing.offset :][start:end]
         one.damaged |= not (arrived == one.sealed[start:end]).all()
         one.complete = chunk.last
+        return True
 
     @rule(pick=picks, last=st.booleans(), epoch=st.sampled_from([0, 1]))
     def foreign_notice(self, pick: int, last: bool, epoch: int) -> None:
@@ -388,7 +481,7 @@ class HandoffMachine(RuleBasedStateMachine):
             self._end(one)
             return
         assert one.complete and not one.damaged
-        seen["verified"] += 1
+        seen["verified what was lent" if one.lends and not one.must_write else "verified"] += 1
         self.shadow.complete(one.holding.ticket_id)
         one.verified = True
 
@@ -474,6 +567,7 @@ class HandoffMachine(RuleBasedStateMachine):
         alive = [writer for writer in self.writers if writer.died_at is None]
         writer = alive[pick % len(alive)]
         writer.died_at = self.ran
+        self.link.readable.pop(writer.name, None)
         self.gone.add(writer.process)
         self._born()
 
