@@ -13,6 +13,7 @@ from engine.windows import WINDOW_STATES
 
 DTYPES = ("float32", "bfloat16")
 WEIGHTS = ("dequantized", "stored")
+KV_CACHES = ("rows", "records")
 _POSITIVE = ("memory_bytes", "block_tokens", "max_batch_tokens", "max_sequences", "max_waiting", "anchor_every_blocks")
 
 
@@ -34,6 +35,7 @@ class EngineConfig:
     threads: int | None = None
     kernels: str = "auto"
     weights: str = "dequantized"  # stored: FP8 and FP4 matrices stay as published, activations are cast for them
+    kv_cache: str = "rows"  # records: as published, FP8 with scales, and so are handoffs and stores
     graphs: bool = True  # decode as CUDA graphs, where the kernels can be captured
     device: str = "cpu"  # cpu, cuda or cuda:N: where weights and caches are
     model_name: str = ""  # empty: the directory's name
@@ -51,6 +53,8 @@ class EngineConfig:
             raise InvalidParameter("dtype", f"{self.dtype!r} is not known", f"use one of {', '.join(DTYPES)}")
         if self.weights not in WEIGHTS:
             raise InvalidParameter("weights", f"{self.weights!r} is not known", f"use one of {', '.join(WEIGHTS)}")
+        if self.kv_cache not in KV_CACHES:
+            raise InvalidParameter("kv_cache", f"{self.kv_cache!r} is not known", f"use one of {', '.join(KV_CACHES)}")
         if self.window_state not in WINDOW_STATES:
             fix = f"use one of {', '.join(WINDOW_STATES)}"
             raise InvalidParameter("window_state", f"{self.window_state!r} is not known", fix)
@@ -58,6 +62,16 @@ class EngineConfig:
             raise InvalidParameter(
                 "max_batch_tokens", "must exceed max_sequences", f"use more than {self.max_sequences}"
             )
+
+    @property
+    def keeps_stored(self) -> bool:
+        """Whether weights stay as they are published."""
+        return self.weights == "stored"
+
+    @property
+    def keeps_records(self) -> bool:
+        """Whether what is cached is published records."""
+        return self.kv_cache == "records"
 
     def memory(self, layout: Layout) -> tuple[int, int]:
         """Blocks and slots of this engine. Raises InvalidParameter if the memory holds not even one of each."""

@@ -105,7 +105,7 @@ class Engine:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         dtype: torch.dtype = getattr(torch, config.dtype)
-        ops = choose(config.kernels, config.device, config.batch_invariant, config.weights == "stored")
+        ops = choose(config.kernels, config.device, config.batch_invariant, config.keeps_stored, config.keeps_records)
         threads.use(ops.device)
         with load_bar(config.model_dir.name) as progress:
             family = open_family(config.model_dir, dtype, config.batch_invariant, ops, config.block_tokens, progress)

@@ -20,6 +20,7 @@ _MODULES = {
     "cuda": "kernels.cuda.engine.ops",
 }  # where a backend is not a package of its own name
 _KEEPERS = {"reference": "kernels.reference.scaled", "cuda": "kernels.cuda.engine.scaled"}  # of stored weights
+_RECORDS = ("reference", "cuda")  # backends that read and write published records
 _HOPPER = 9
 _PREFERRED = ("cuda", "triton", "cpu", "reference")
 
@@ -37,13 +38,15 @@ def choose_name(name: str = "auto", device: str = "cpu") -> str:
     return name
 
 
-def choose(name: str = "auto", device: str = "cpu", batch_invariant: bool = False, stored: bool = False) -> Ops:
+def choose(
+    name: str = "auto", device: str = "cpu", batch_invariant: bool = False, stored: bool = False, records: bool = False
+) -> Ops:
     """The operators called `name` on `device` (cpu, cuda or cuda:N); the record's `name` and `device` say which.
 
     `auto` takes cuda on a Hopper GPU, triton on others and cpu elsewhere, where they run, else reference. Raises
     KernelError for an unknown name or device, a backend this machine cannot run, or one that is not batch invariant
     although `batch_invariant` asks for it. Never falls back from an explicit choice. With `stored` the record keeps
-    weights as they are published; KernelError where a backend cannot.
+    weights as they are published, with `records` caches; KernelError where a backend cannot.
     """
     taken = choose_name(name, device)
     module = import_module(_MODULES.get(taken, f"kernels.{taken}"))
@@ -51,10 +54,14 @@ def choose(name: str = "auto", device: str = "cpu", batch_invariant: bool = Fals
     if batch_invariant and not ops.batch_invariant:
         fix = "choose kernels=cpu, or triton or cuda on a GPU, or batch_invariant=False"
         raise KernelError(f"the {taken} kernels are not batch invariant", fix=fix)
+    if records and taken not in _RECORDS:
+        message = f"the {taken} kernels read and write no published records"
+        raise KernelError(message, fix="choose kv_cache=rows, or kernels=cuda on a Hopper GPU, or kernels=reference")
     if batch_invariant and stored:
         fix = "choose weights=dequantized or batch_invariant=False"
         raise KernelError("products of stored weights are not batch invariant", fix=fix)
-    ops = ops if device == "cpu" else replace(ops, device=torch.device(device))
+    if device != "cpu" or records:
+        ops = replace(ops, device=torch.device(device), records=records)
     return replace(ops, keep=_keeping(taken)) if stored else ops
 
 

@@ -64,7 +64,10 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """One layer of one GLOBAL cache group: entry `e` of block `b` is `storage[b, offset + e * width :][:width]`."""
+    """One layer of one GLOBAL cache group: entry `e` of block `b` is `storage[b, offset + e * width :][:width]`.
+
+    Where the storage is uint8, an entry is a published record (reference/records.py) and `width` its bytes.
+    """
 
     storage: torch.Tensor  # [blocks, elements of a block]
     array: np.ndarray | None  # the same memory, where it is the host's; bf16 appears as uint16
@@ -72,6 +75,12 @@ class Pages:
     entries: int  # per block
     width: int
     rate: int  # tokens per entry
+    scales: Pages | None = None  # of records whose scales stand apart: one fp32 each
+
+    @property
+    def are_records(self) -> bool:
+        """Whether entries are published records, and not numbers of one type."""
+        return self.storage.dtype == torch.uint8
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +156,17 @@ class CompressorSpec:
         return self.width * (4 if self.overlap else 2)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexMixing:
+    """How index keys become records, and queries what meets them: mixed channels, then FP8 with one scale a row.
+
+    `matrix` is orthogonal, so that no score changes by itself; it spreads large channels before few bits are left.
+    """
+
+    matrix: torch.Tensor  # fp32 [width, width]; a row x becomes matrix @ x
+    powers: bool  # whether scales are powers of two
+
+
 @dataclass(frozen=True, slots=True)
 class IndexerSpec:
     """The lightning indexer: query columns of the query projection, head weight columns of the fused projection."""
@@ -156,6 +176,7 @@ class IndexerSpec:
     heads: int
     width: int
     topk: int
+    mixing: IndexMixing | None = None  # None: keys are cached as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +252,7 @@ class IndexKeySpec:
     norm: torch.Tensor  # [width] fp32
     bias: torch.Tensor  # [width] fp32
     norm_eps: float
+    mixing: IndexMixing | None = None  # None: keys are cached as they are
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,5 +71,6 @@ class Ops:
     expands: Callable[[int, int, torch.dtype], bool] = lambda _rank, _rope, _dtype: True
     # Logits fp32 [rows, vocabulary] -> int64 [2, rows], as kernels/likeliest.py says.
     likeliest: Callable[[Tensor], Tensor] = likeliest
+    records: bool = False  # whether families are to cache published records, which these operators then read and write
     captures: bool = False  # whether a decode step of these waits for nothing, so that a CUDA graph can hold it
     device: torch.device = CPU  # where weights, caches and activations are

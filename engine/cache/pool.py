@@ -12,7 +12,7 @@ from engine.errors import InvalidParameter
 from engine.layout import CacheGroup, GroupKind, Layout
 from kernels.operands import CPU, Pages, Ring
 
-_TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16, "uint8": torch.uint8}
 
 
 _ALIGNED = 256  # bytes between rows of a device are a multiple, for kernels that copy 16 at a time

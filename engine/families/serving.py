@@ -1,11 +1,15 @@
-"""The `serving` section of config.json: switches for what a family's makers leave open. Knows no family."""
+"""The `serving` section of config.json, and what a family is asked for and does not have. Knows no family."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.checkpoint.errors import CheckpointError
+
+if TYPE_CHECKING:  # switches are also read where no torch is
+    from engine.checkpoint.folder import Folder
+    from kernels import Ops
 
 SECTION = "serving"
 
@@ -24,6 +28,13 @@ def flags(config: dict[str, Any], known: Sequence[str], on: Sequence[str] = ()) 
         if not isinstance(value, bool):
             raise _refusal(key, f"{value!r} is neither true nor false", "write true or false")
     return {key: section.get(key, key in on) for key in known}
+
+
+def refuse_records(ops: Ops, folder: Folder) -> None:
+    """Raises CheckpointError where caches of published records are wanted of a family that has none here yet."""
+    if ops.records:
+        message, fix = "V2, V3 and V3.2 alone are cached as published records", "choose kv_cache=rows"
+        raise CheckpointError(message, file=folder.path, item="kv_cache", fix=fix)
 
 
 def _refusal(item: str, message: str, fix: str) -> CheckpointError:

@@ -6,6 +6,7 @@ import torch
 
 from kernels.operands import IndexerSpec, Pages, Ragged, RopeTable, Selection
 from kernels.reference.norm import rotate
+from kernels.reference.records import index_codes, index_values
 from kernels.reference.storage import entries
 
 
@@ -16,6 +17,7 @@ def index_topk(
 
     score[e] = sum_h weight[h] * heads**-0.5 * relu(q_h . k_e * width**-0.5) over the (position + 1) // rate visible
     entries; queries [rows, ...] hold the heads at `query_column`, projected [rows, ...] the weights at `weight_column`.
+    Where keys are records, heads are mixed and cast as they were.
     """
     rows = queries.shape[0]
     chosen = queries.new_zeros(rows, spec.topk, dtype=torch.int32)
@@ -28,7 +30,10 @@ def index_topk(
             heads = queries[row, spec.query_column :][: spec.heads * spec.width].view(spec.heads, spec.width)
             weights = projected[row, spec.weight_column :][: spec.heads] * spec.heads**-0.5
             keys = entries(int(ragged.sequences[row]), ragged, pages, visible).to(torch.float32)
-            scores = (rotate(heads, rope.cos[at], rope.sin[at]) @ keys.T * spec.width**-0.5).relu()
+            heads = rotate(heads, rope.cos[at], rope.sin[at])
+            if spec.mixing is not None:
+                heads = index_values(*index_codes(heads, spec.mixing))
+            scores = (heads @ keys.T * spec.width**-0.5).relu()
             best = torch.sort(weights @ scores, descending=True, stable=True).indices[: spec.topk].sort().values
         counts[row] = len(best)
         chosen[row, : len(best)] = best.to(torch.int32)

@@ -61,6 +61,24 @@ class Packed(Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Paged:
+    """Slots by position: row i is token positions[i] of the sequence whose pages are tables[sequences[i]].
+
+    int32 [rows], [rows] and [sequences, pages]; a negative position is no row's.
+    """
+
+    positions: Tensor
+    sequences: Tensor
+    tables: Tensor
+
+    def slots(self, page_tokens: int) -> Tensor:
+        """int64 [rows]."""
+        at = self.positions.long().clamp_min(0)
+        pages = self.tables[self.sequences.long().clamp_min(0), at // page_tokens].long()
+        return torch.where(self.positions < 0, -1, pages * page_tokens + at % page_tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Norm:
     """weight fp32 [512 or 128]."""
 
@@ -78,9 +96,11 @@ class Turn:
 
 
 def pack(
-    kind: Packed, x: Tensor, slots: Tensor, pages: Tensor, page_tokens: int, norm: Norm | None, turn: Turn | None
-) -> None:
-    """Write rows of x [rows, width] into pages uint8 [pages, bytes] at slots int64 [rows]."""
+    kind: Packed, x: Tensor, slots: Tensor | Paged, pages: Tensor, page_tokens: int, norm: Norm | None,
+    turn: Turn | None,
+) -> None:  # fmt: skip
+    """Write rows of x [rows, width] into pages uint8 [pages, bytes] at slots int64 [rows], or where `Paged` says."""
+    slots = slots.slots(page_tokens) if isinstance(slots, Paged) else slots
     layout, kept = kind.value, slots >= 0
     values = prepared(kind, x, norm, turn)[kept].to(torch.float32)
     codes, scales = cast_rows(values[:, : layout.cast], layout.spec)
@@ -111,15 +131,16 @@ def prepared(kind: Packed, x: Tensor, norm: Norm | None, turn: Turn | None) -> T
 
 
 def check_pack(
-    kind: Packed, x: Tensor, slots: Tensor, pages: Tensor, page_tokens: int, norm: Norm | None, turn: Turn | None
-) -> None:
+    kind: Packed, x: Tensor, slots: Tensor | Paged, pages: Tensor, page_tokens: int, norm: Norm | None,
+    turn: Turn | None,
+) -> None:  # fmt: skip
     """Raises KernelError naming the first operand that no implementation takes. Slots beyond the pages and slots that
     two rows share are the caller's mistake."""
     layout = kind.value
     if x.dtype not in (torch.bfloat16, torch.float32):
         raise KernelError(f"x is {x.dtype}", fix="pass bf16 or fp32")
     check_rows("x", x, (x.shape[0], layout.width), x.dtype)
-    check_rows("slots", slots, (x.shape[0],), torch.int64)
+    _check_slots(slots, x.shape[0])
     check_rows("pages", pages, tuple(pages.shape), torch.uint8)
     if page_tokens < 1 or pages.shape[1] < page_tokens * layout.size or pages.stride(0) % 16 or pages.data_ptr() % 16:
         raise KernelError(
@@ -139,3 +160,12 @@ def check_pack(
             check_rows(f"turn.{name}", table, tuple(turn.cosine.shape), torch.float32)
             if not table.is_contiguous():
                 raise KernelError(f"turn.{name} is not contiguous", fix="pass a contiguous table")
+
+
+def _check_slots(slots: Tensor | Paged, rows: int) -> None:
+    if not isinstance(slots, Paged):
+        check_rows("slots", slots, (rows,), torch.int64)
+        return
+    for name, tensor in (("positions", slots.positions), ("sequences", slots.sequences)):
+        check_rows(f"slots.{name}", tensor, (rows,), torch.int32)
+    check_rows("slots.tables", slots.tables, tuple(slots.tables.shape), torch.int32)

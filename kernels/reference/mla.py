@@ -6,6 +6,7 @@ import torch
 
 from kernels.operands import IndexKeySpec, MlaSpec, Pages, Ragged, RopeTable, Selection
 from kernels.reference.norm import norm, rotate
+from kernels.reference.records import index_codes
 from kernels.reference.storage import entries, store_entry
 
 _SCORE_ROWS = 128  # query rows whose scores are held at once
@@ -21,12 +22,18 @@ def store_latent(projected: torch.Tensor, spec: MlaSpec, ragged: Ragged, pages: 
 
 
 def store_index_key(projected: torch.Tensor, spec: IndexKeySpec, ragged: Ragged, pages: Pages, rope: RopeTable) -> None:
-    """Write each token's indexer key: layer norm, then the trailing channels rotated."""
+    """Write each token's indexer key: layer norm, then the trailing channels rotated; mixed and cast where asked."""
     width = spec.norm.shape[0]
     raw = projected[:, spec.column : spec.column + width]
     key = torch.nn.functional.layer_norm(raw, (width,), spec.norm, spec.bias, spec.norm_eps)
     at = torch.from_numpy(ragged.positions).long()
-    _store(rotate(key, rope.cos[at], rope.sin[at]), ragged, pages)
+    key = rotate(key, rope.cos[at], rope.sin[at])
+    if spec.mixing is None or pages.scales is None:
+        _store(key, ragged, pages)
+        return
+    codes, scales = index_codes(key, spec.mixing)
+    _store(codes.view(torch.uint8), ragged, pages)
+    _store(scales, ragged, pages.scales)
 
 
 def attend_latent(

@@ -114,18 +114,25 @@ def check_operands(
         wanted.append((f"{name}.indices", cache.indices, torch.int32, (queries, cache.indices.shape[-1])))
         if cache.lengths is not None:
             wanted.append((f"{name}.lengths", cache.lengths, torch.int32, (queries,)))
-        wanted.append((f"{name}.pages", cache.pages, torch.uint8, tuple(cache.pages.shape)))
-        if cache.pages.stride(0) % 16 or cache.pages.shape[1] < cache.page_tokens * cache.kind.value:
-            raise KernelError(
-                f"{name}: pages of {cache.pages.shape[1]} bytes for {cache.page_tokens} records of {cache.kind.value}",
-                fix="pad pages to a multiple of 16 bytes that holds their records",
-            )
+        _check_pages(name, cache)
         if cache.kind.width != main.kind.width:
             raise KernelError(f"{name}: {cache.kind} is not as wide as {main.kind}", fix="use records of one model")
     for name, tensor, dtype, shape in wanted:
         if tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
             found = f"{tensor.dtype} {list(tensor.shape)}"
             raise KernelError(f"{name} is {found}", fix=f"pass contiguous {dtype} {list(shape)}")
+
+
+def _check_pages(name: str, cache: SparseCache) -> None:
+    """Pages may stand apart: one layer's among those of others."""
+    pages, size = cache.pages, cache.page_tokens * cache.kind.value
+    if pages.dtype != torch.uint8 or pages.dim() != 2 or pages.stride(1) != 1 or pages.shape[1] < size:
+        found = f"{pages.dtype} {list(pages.shape)}, bytes {pages.stride(-1)} apart"
+        fix = f"pass torch.uint8 [pages, >= {size}], bytes adjacent"
+        raise KernelError(f"{name}: pages are {found}, for {cache.page_tokens} records of {cache.kind.value}", fix=fix)
+    if pages.stride(0) % 16 or pages.data_ptr() % 16:
+        message = f"{name}: pages stand {pages.stride(0)} bytes apart"
+        raise KernelError(message, fix="let pages begin at multiples of 16 bytes")
 
 
 def _named(cache: SparseCache) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.operands import Pages, Ragged, Ring
+from kernels.reference.records import index_values, latents, packed_latents
 
 
 def store_rows(rows: torch.Tensor, column: int, ragged: Ragged, ring: Ring) -> None:
@@ -26,13 +27,18 @@ def history(rows: torch.Tensor, s: int, ragged: Ragged, ring: Ring, positions: r
 
 
 def entries(s: int, ragged: Ragged, pages: Pages, count: int) -> torch.Tensor:
-    """The first `count` entries [count, width] of sequence s, in page order."""
+    """The first `count` entries [count, width] of sequence s, in page order; of records, what they hold in fp32."""
     blocks = torch.from_numpy(ragged.tables[s]).long()[: -(-count // pages.entries)]
-    return _paged(pages)[blocks].flatten(0, 1)[:count]
+    held = _paged(pages)[blocks].flatten(0, 1)[:count]
+    if not pages.are_records:
+        return held
+    return latents(held) if pages.scales is None else index_values(held, entries(s, ragged, pages.scales, count))
 
 
 def store_entry(s: int, ragged: Ragged, pages: Pages, index: int, value: torch.Tensor) -> None:
-    """Write entry `index` of sequence s."""
+    """Write entry `index` of sequence s: into pages of latents' records as one of them."""
+    if pages.are_records and value.dtype != torch.uint8:
+        value = packed_latents(value[None])[0]
     _paged(pages)[int(ragged.tables[s, index // pages.entries]), index % pages.entries] = value.to(pages.storage.dtype)
 
 

@@ -6,6 +6,7 @@ Written to be compiled (kernels.ahead): operands are memory that nobody has fill
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from kernels.csa2 import PoolSpec
 from kernels.cuda import gemm as products
-from kernels.cuda.engine import named, scaled
+from kernels.cuda.engine import index as chosen_keys
+from kernels.cuda.engine import named, records, scaled
 from kernels.cuda.engine.latent import rotated
 from kernels.operands import (
     AttentionSpec,
@@ -23,7 +25,9 @@ from kernels.operands import (
     GroupRouterSpec,
     HyperHead,
     HyperSite,
+    IndexerSpec,
     IndexKeySpec,
+    IndexMixing,
     LatentSpec,
     MlaSpec,
     Pages,
@@ -66,6 +70,7 @@ def launch_all(dtype: torch.dtype) -> None:
         invariant.linear(_empty(count, 2048), _dense(dtype, 1, 2048, 2048))
         if dtype == torch.bfloat16:
             _named(batch)
+            _records(batch)
             with patch.object(products, "gemm"):  # CUDA C++ is compiled and looked at elsewhere
                 _stored(count)
 
@@ -87,6 +92,26 @@ def _named(batch: Ragged) -> None:
     attention = AttentionSpec(64, 512, 128, _empty(64), 1e-6)
     for parts in (2, 3):
         named.joined([part] * parts, attention, batch, rope)
+
+
+def _records(batch: Ragged) -> None:
+    """Triton's parts of caches of published records: V3.2's latents and index keys, and queries that meet those."""
+    count, rope = batch.rows, RopeTable(_empty(64, 32), _empty(64, 32))
+    spec = MlaSpec(
+        heads=128, nope=128, rope=64, value=128, rank=512, column=1536, norm=_empty(512), norm_eps=1e-6, scale=0.1,
+        absorb=None, output=None, expand=None,
+    )  # fmt: skip
+    latents, keys = _pages(656, 1, torch.uint8), _pages(128, 1, torch.uint8)
+    records.store_latent(_empty(count, 2304), spec, batch, latents, rope)
+    keys = replace(keys, scales=_pages(1, 1, torch.float32))
+    for powers in (False, True):
+        mixing = IndexMixing(_empty(128, 128), powers)
+        key = IndexKeySpec(2112, _empty(128), _empty(128), 1e-6, mixing)
+        chosen_keys.store_index_key(_empty(count, 2304), key, batch, keys, rope)
+        asked = IndexerSpec(24_576, 2240, 64, 128, 2048, mixing)
+        with patch.object(chosen_keys, "_choose"):  # CUDA C++, too
+            operands = (_empty(count, 32_768), _empty(count, 2304), asked, mixing, batch, keys, rope)
+            chosen_keys.index_topk(*operands)
 
 
 def _stored(count: int) -> None:

@@ -11,15 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.reference.kv_record import Norm, Packed, Turn, check_pack
+from kernels.reference.kv_record import Norm, Packed, Paged, Turn, check_pack
 from kernels.triton.scaling import constants, e2m1, magnitude, scale_of
 
 _SCALE_VIEWS = {0: torch.float32, 1: torch.uint8, 2: torch.float8_e4m3fn}
 
 
 def pack(
-    kind: Packed, x: Tensor, slots: Tensor, pages: Tensor, page_tokens: int, norm: Norm | None, turn: Turn | None,
-    rows: int | None = None,
+    kind: Packed, x: Tensor, slots: Tensor | Paged, pages: Tensor, page_tokens: int, norm: Norm | None,
+    turn: Turn | None, rows: int | None = None,
 ) -> None:  # fmt: skip
     """As the definition; `rows` of a program, a warp for each. Raises KernelError for operands it does not take."""
     check_pack(kind, x, slots, pages, page_tokens, norm, turn)
@@ -29,12 +29,16 @@ def pack(
     scales = pages.view(_SCALE_VIEWS[layout.spec.scale.value])
     apart = layout.width > 512
     taken = rows or (1 if layout.width == 512 else 4)
+    paged = isinstance(slots, Paged)
+    at, sequences, tables = (slots.positions, slots.sequences, slots.tables) if paged else (slots, slots, slots)
     _pack[(triton.cdiv(x.shape[0], taken),)](
-        x, slots, pages, scales, pages.view(torch.bfloat16), pages if norm is None else norm.weight,
+        x, at, sequences, tables, tables.stride(0), pages, scales, pages.view(torch.bfloat16),
+        pages if norm is None else norm.weight,
         pages if turn is None else turn.positions, pages if turn is None else turn.cosine,
         pages if turn is None else turn.sine, x.shape[0], x.stride(0), pages.stride(0), page_tokens,
         0.0 if norm is None else norm.eps,
-        ROWS=taken, WIDTH=min(layout.width, 512), CAST=layout.cast, ROW=layout.row, SCALE_BYTES=layout.scale_bytes,
+        PAGED=paged, ROWS=taken, WIDTH=min(layout.width, 512), CAST=layout.cast, ROW=layout.row,
+        SCALE_BYTES=layout.scale_bytes,
         SCALE_AT=-1 if layout.scale_at is None else layout.scale_at, PLAIN=layout.plain, PLAIN_AT=layout.plain_at,
         APART=apart, NORMED=norm is not None, PAIRS=0 if turn is None else turn.cosine.shape[1],
         **constants(layout.spec), num_warps=taken,
@@ -42,7 +46,9 @@ def pack(
 
 
 @triton.jit
-def _turned(value, positions, cosine, sine, row, inside, ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
+def turned_rows(
+    value, positions, cosine, sine, row, inside, ROWS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr
+):  # fmt: skip
     """value [ROWS, WIDTH] with its last PAIRS pairs turned to their rows' positions."""
     pair = tl.arange(0, WIDTH // 2)[None, :] - (WIDTH // 2 - PAIRS)
     position = tl.load(positions + row, mask=inside, other=0).to(tl.int64)
@@ -55,7 +61,8 @@ def _turned(value, positions, cosine, sine, row, inside, ROWS: tl.constexpr, WID
 
 @triton.jit
 def _pack(
-    x, slots, pages, scales, plains, weight, positions, cosine, sine, rows, x_stride, page_stride, page_tokens, eps,
+    x, slots, sequences, tables, table_stride, pages, scales, plains, weight, positions, cosine, sine, rows, x_stride,
+    page_stride, page_tokens, eps, PAGED: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, CAST: tl.constexpr, ROW: tl.constexpr, SCALE_BYTES: tl.constexpr,
     SCALE_AT: tl.constexpr, PLAIN: tl.constexpr, PLAIN_AT: tl.constexpr, APART: tl.constexpr, NORMED: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -69,6 +76,9 @@ def _pack(
     slot = tl.load(slots + row, mask=inside, other=-1)
     kept = inside & (slot >= 0)
     page, place = slot // page_tokens, slot % page_tokens
+    if PAGED:  # `slots` are positions
+        sequence = tl.load(sequences + row, mask=kept, other=0).to(tl.int64)
+        page = tl.load(tables + sequence * table_stride + page, mask=kept, other=0).to(tl.int64)
     at = page * page_stride + place * ROW
     channel = tl.arange(0, WIDTH)[None, :]
     value = tl.load(x + row[:, None] * x_stride + channel, mask=kept[:, None], other=0.0).to(tl.float32)
@@ -76,12 +86,12 @@ def _pack(
         unit = tl.rsqrt(tl.sum(value * value, 1) / WIDTH + eps)
         value = value * unit[:, None] * tl.load(weight + channel)
     if PAIRS > 0 and not APART:
-        value = _turned(value, positions, cosine, sine, row, kept, ROWS, WIDTH, PAIRS)
+        value = turned_rows(value, positions, cosine, sine, row, kept, ROWS, WIDTH, PAIRS)
     if APART:
         lane = tl.arange(0, PLAIN)[None, :]
         rest = tl.load(x + row[:, None] * x_stride + WIDTH + lane, mask=kept[:, None], other=0.0).to(tl.float32)
         if PAIRS > 0:
-            rest = _turned(rest, positions, cosine, sine, row, kept, ROWS, PLAIN, PAIRS)
+            rest = turned_rows(rest, positions, cosine, sine, row, kept, ROWS, PLAIN, PAIRS)
         tl.store(plains + at[:, None] // 2 + (PLAIN_AT // 2 + lane), rest.to(tl.bfloat16), mask=kept[:, None])
     elif PLAIN > 0:
         there = kept[:, None] & (channel >= CAST)

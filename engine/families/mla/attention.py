@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from engine.cache.pool import CachePool
 from engine.families.mla.build import LATENT_EPS
 from engine.families.mla.forms import Forms
+from engine.families.mla.layout import INDEX_KEY, INDEX_SCALE
 from engine.families.mla.weights import Layer
 from engine.families.rounding import IndexRounding
 from kernels import Ops
@@ -66,7 +67,9 @@ class Attention:
         """Write the indexer's keys and choose what each row attends; None: all of it."""
         if layer.indexer is None or layer.index_key is None:
             return None
-        keys = step.cache.pages("index_key", index)
+        keys = step.cache.pages(INDEX_KEY, index)
+        if keys.are_records:
+            keys = replace(keys, scales=step.cache.pages(INDEX_SCALE, index))
         self._ops.store_index_key(projected, layer.index_key, step.rows, keys, step.rope)
         if self._index_rounding:
             self._index_rounding.entries(step.rows, keys)

@@ -13,18 +13,21 @@ from engine.families.kept import bank, matrices
 from engine.families.mla.config import MlaConfig
 from engine.families.mla.weights import Layer, MlaWeights, MtpBlock
 from kernels import Ops
-from kernels.operands import ExpertBank, GroupRouterSpec, IndexerSpec, IndexKeySpec, MlaSpec, Weights
+from kernels.operands import ExpertBank, GroupRouterSpec, IndexerSpec, IndexKeySpec, IndexMixing, MlaSpec, Weights
 
 _NAMES = ("gate_proj", "up_proj", "down_proj")
 LATENT_EPS = 1e-6  # of the norms inside attention, whatever the config says of the others
 
 
-def build(reader: Reader, config: MlaConfig, ops: Ops, dtype: torch.dtype, expandable: bool) -> MlaWeights:
+def build(
+    reader: Reader, config: MlaConfig, ops: Ops, dtype: torch.dtype, expandable: bool,
+    mixing: IndexMixing | None = None,
+) -> MlaWeights:  # fmt: skip
     """Take every tensor of the model from `reader`; it refuses the ones left over.
 
-    `expandable`: also keep the key-value projection whole, for the un-absorbed form.
+    `expandable`: also keep the key-value projection whole, for the un-absorbed form. `mixing`: of index keys.
     """
-    builder, layers = _Builder(reader, config, ops, dtype, expandable), len(config.dense)
+    builder, layers = _Builder(reader, config, ops, dtype, expandable, mixing), len(config.dense)
     embedding, logits = builder.embedding("embed_tokens.weight"), builder.logits("lm_head.weight")
     weights = MlaWeights(
         embedding=embedding,
@@ -62,9 +65,12 @@ def _rows(parts: Sequence[_Part]) -> int:
 class _Builder:
     """Reads and packs one part after another, so that only one layer is held unpacked."""
 
-    def __init__(self, reader: Reader, config: MlaConfig, ops: Ops, dtype: torch.dtype, expandable: bool) -> None:
+    def __init__(
+        self, reader: Reader, config: MlaConfig, ops: Ops, dtype: torch.dtype, expandable: bool,
+        mixing: IndexMixing | None,
+    ) -> None:  # fmt: skip
         self._reader, self._config, self._ops, self._dtype = reader, config, ops, dtype
-        self._rounds, self._expandable = dtype == torch.bfloat16, expandable
+        self._rounds, self._expandable, self._mixing = dtype == torch.bfloat16, expandable, mixing
 
     def packed(self, *weights: torch.Tensor) -> Weights:
         """Matrices [out, in] of one input, one below the other, as one product."""
@@ -174,8 +180,9 @@ class _Builder:
         fused.append(_Part(f"{prefix}.wk.weight", index.width, order))
         fused.append(_Part(f"{prefix}.weights_proj.weight", index.heads))
         norm, bias = (read(f"{prefix}.k_norm.{part}", index.width)[order] for part in ("weight", "bias"))
-        key = IndexKeySpec(column, norm, bias, LATENT_EPS)
-        return key, IndexerSpec(query_column, column + index.width, index.heads, index.width, index.topk)
+        key = IndexKeySpec(column, norm, bias, LATENT_EPS, self._mixing)
+        weights = column + index.width
+        return key, IndexerSpec(query_column, weights, index.heads, index.width, index.topk, self._mixing)
 
     def _router(self, prefix: str) -> GroupRouterSpec:
         """Expert choice is computed in fp32 whatever the compute type is."""

@@ -13,10 +13,10 @@ from engine.families.mla.attention import Attention, Step
 from engine.families.mla.build import build
 from engine.families.mla.config import MlaConfig, parse
 from engine.families.mla.forms import alone, forms
-from engine.families.mla.layout import mla_layout
+from engine.families.mla.layout import mla_layout, record_layout
 from engine.families.mla.mtp import MlaDraft
 from engine.families.mla.names import upstream
-from engine.families.mla.options import Options, index_rounding, parse_options
+from engine.families.mla.options import Options, index_mixing, index_rounding, parse_options
 from engine.families.mla.weights import Layer, MlaWeights
 from engine.families.rotary import GrowingRope
 from engine.families.v4.ragged import check, ragged
@@ -30,12 +30,14 @@ def load(
 ) -> Mla:
     """Build the model from a folder; raises CheckpointError, naming file and tensor, for what cannot be served.
 
-    With `batch_invariant` attention has the absorbed form alone, so that no bit depends on how tokens are cut.
+    With `batch_invariant`, and over records, attention has the absorbed form alone: no bit then depends on how tokens
+    are cut, and records are read where they lie.
     """
     config = parse(folder.config)
-    expandable = not batch_invariant and ops.expands(config.latent_rank, config.rope, dtype)
+    expandable = not (batch_invariant or ops.records) and ops.expands(config.latent_rank, config.rope, dtype)
     options = parse_options(folder.config, config)
-    weights = build(Reader(folder, upstream, progress, ops.device), config, ops, dtype, expandable)
+    mixing = index_mixing(config, options, ops)
+    weights = build(Reader(folder, upstream, progress, ops.device), config, ops, dtype, expandable, mixing)
     return Mla(config, options, weights, dtype, ops, block_tokens, expandable)
 
 
@@ -48,10 +50,13 @@ class Mla:
     ) -> None:  # fmt: skip
         self.name, self.config, self.options, self.weights = config.model_type, config, options, weights
         self.kernels = ops.name
-        self.layout = mla_layout(config, str(dtype).removeprefix("torch."), block_tokens, options.mark)
+        if ops.records:
+            self.layout = record_layout(config, block_tokens, options.power_scales)
+        else:
+            self.layout = mla_layout(config, str(dtype).removeprefix("torch."), block_tokens, options.mark)
         self.vocab_size, self.max_context_tokens = config.vocab_size, config.max_context_tokens
         self.eos_token_ids = config.eos_token_ids
-        self.captures = ops.captures and not options.fp8_index_scores
+        self.captures = ops.captures and (ops.records or not options.fp8_index_scores)
         self._ops, self._expandable = ops, expandable
         self._rotary = GrowingRope(config.rotary.rope, config.rope, config.rotary.amplitude, ops.device)
         self._attention = Attention(ops, index_rounding(config, options, ops))

@@ -13,6 +13,7 @@ from engine.families.mla.records import index_e8m0, index_fp8
 from engine.families.rounding import IndexRounding, hadamard
 from engine.families.serving import flags
 from kernels import Ops
+from kernels.operands import IndexMixing
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,37 @@ def parse_options(config: dict[str, Any], parsed: MlaConfig) -> Options:
 
 
 def index_rounding(config: MlaConfig, options: Options, ops: Ops) -> IndexRounding | None:
-    """How the indexer's numbers are rounded; None: they are not."""
-    if config.index is None or not options.fp8_index_scores:
+    """How the indexer's numbers are rounded; None: they are not, or records have them rounded."""
+    if config.index is None or ops.records or not options.fp8_index_scores:
         return None
     return IndexRounding(ops, _record(config.index, options), index_order(config.index.width, config.rope))
+
+
+def index_mixing(config: MlaConfig, options: Options, ops: Ops) -> IndexMixing | None:
+    """How index keys become records; None: they are cached as they are. Raises CheckpointError naming the key of
+    config.json for which there are no published records."""
+    if not ops.records:
+        return None
+    _require_records(config)
+    if config.index is None:
+        return None
+    width = config.index.width
+    matrix = hadamard(width)[:, index_order(width, config.rope)] * width**-0.5
+    return IndexMixing(matrix.contiguous().to(ops.device), options.power_scales)
+
+
+def _require_records(config: MlaConfig) -> None:
+    """Latents of 512 + 64 channels; index keys of 128 with 16 to 64 heads, of which up to 2,048 are chosen."""
+    wanted = {"kv_lora_rank": (config.latent_rank, (512,)), "qk_rope_head_dim": (config.rope, (64,))}
+    if config.index is not None:
+        wanted["index_head_dim"] = (config.index.width, (128,))
+        wanted["index_n_heads"] = (config.index.heads, (16, 32, 64))
+        wanted["index_topk"] = (config.index.topk, range(1, 2049))
+    for key, (value, known) in wanted.items():
+        if value not in known:
+            told = f"{known[0]} to {known[-1]}" if isinstance(known, range) else " or ".join(map(str, known))
+            message = f"{value}, and published records are of {told}"
+            raise CheckpointError(message, file="config.json", item=key, fix="choose kv_cache=rows")
 
 
 def _record(index: Indexing, options: Options) -> Record:

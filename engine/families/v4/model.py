@@ -10,6 +10,7 @@ from engine.cache.pool import CachePool
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.reader import Progress, Reader
 from engine.families.replay import is_over
+from engine.families.serving import refuse_records
 from engine.families.v4.config import LayerKind, V4Config, parse
 from engine.families.v4.layer import Layers, Place, Step
 from engine.families.v4.layout import v4_layout
@@ -30,6 +31,7 @@ def load(
 
     `batch_invariant` asks for nothing here: every operator of V4 has one form, which the kernels make invariant.
     """
+    refuse_records(ops, folder)
     config = parse(folder.config)
     options = parse_options(folder.config, config)
     weights = build(Reader(folder, upstream, progress, ops.device), config, ops, dtype)

@@ -17,6 +17,7 @@ from engine.checkpoint.reader import Progress, Reader
 from engine.families.fields import refusal
 from engine.families.replay import is_over, resumed
 from engine.families.rotary import GrowingRope
+from engine.families.serving import refuse_records
 from engine.families.v4.ragged import check, ragged
 from engine.families.v41.attention import Attention, Shared
 from engine.families.v41.config import V41Config, parse
@@ -49,6 +50,7 @@ def load(
     if batch_invariant and ops.device.type != "cpu":
         message, fix = f"V4.1 is not batch invariant on {ops.device}", "choose device=cpu or batch_invariant=False"
         raise CheckpointError(message, file=folder.path, item="batch_invariant", fix=fix)
+    refuse_records(ops, folder)
     config, options = parse(folder.config), parse_options(folder.config)
     memory = _memory(folder, config, ops)
     weights = build(Reader(folder, upstream, progress, ops.device), config, ops, dtype)

@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.cuda import gate as gate_kernel
 from kernels.cuda import top_k as top_k_kernel
 from kernels.cuda.engine import domain
+from kernels.cuda.engine.index import index_topk as of_records
 from kernels.operands import GroupRouterSpec, IndexerSpec, Pages, Ragged, RopeTable, RouterSpec, Selection
 from kernels.reference.gate import GateOperands, GateSpec, Score
 from kernels.reference.route import route as route_by_torch
@@ -64,6 +65,8 @@ def index_topk(
     queries: Tensor, projected: Tensor, spec: IndexerSpec, ragged: Ragged, pages: Pages, rope: RopeTable
 ) -> Selection:
     """As reference.index.index_topk."""
+    if pages.are_records and spec.mixing is not None:
+        return of_records(queries, projected, spec, spec.mixing, ragged, pages, rope)
     return index.index_topk(queries, projected, spec, ragged, pages, rope, top_k)
 
 

@@ -23,6 +23,7 @@ _ROWS_A_BLOCK = 64  # heads, or heads times tokens, of one block of threads of a
 _LEAST_ROWS = 128  # heads times tokens of a batch, for dense decode
 _LEAST_LAYER_ROWS = 256  # the same where few rows would run as a whole layer of chained kernels
 _LEAST_BLOCKS = 8  # of attention by name, which does not share a row's keys between blocks
+_FUSED_TOKENS, _MOST_SCORES = 2, 1 << 28  # between which scores are written: choosing while scoring costs more there
 _ALIGNED = 8  # elements of bf16: 16 bytes
 
 
@@ -40,6 +41,10 @@ RULES = (
          f"{_LEAST_ROWS} heads times tokens or more"),
     Rule("attention over chosen latents", "sparse_prefill.cu", "bf16 cache of 512 + 64 channels (V3.2), "
          f"{_LEAST_BLOCKS} tokens or more for every 64 heads"),
+    Rule("attention over all cached records", "dense_decode_fp8.cu", "kv_cache=records (V2, V3)"),
+    Rule("attention over chosen records", "sparse_decode.cu", "kv_cache=records (V3.2)"),
+    Rule("index scores and choice", "indexer_top_k.cu, mqa_logits.cu and top_k.cu", "kv_cache=records (V3.2): up to "
+         f"{_FUSED_TOKENS} tokens of a sequence or {_MOST_SCORES:,} scores at once are never written"),
     Rule("attention over a window and entries", "sparse_prefill.cu", "bf16 cache of 512 channels (V4, V4.1), "
          f"{_LEAST_BLOCKS} tokens or more for every 64 heads"),
     Rule("products of stored weights", "gemm_stream.cu, gemm_large.cu", "weights=stored: FP8 in squares of 128 or 32 "
@@ -60,18 +65,23 @@ def is_latent(spec: MlaSpec, pages: Pages) -> bool:
 
 
 def attends_densely(spec: MlaSpec, pages: Pages, rows: int) -> bool:
-    """Whether `dense_decode` takes rows that attend all of their sequence."""
-    return rows * spec.heads >= _LEAST_ROWS and is_latent(spec, pages)
+    """Whether `dense_decode` takes rows that attend all of their sequence; over records nothing else does."""
+    return pages.are_records or (rows * spec.heads >= _LEAST_ROWS and is_latent(spec, pages))
 
 
 def beats_the_chain(spec: MlaSpec, pages: Pages, rows: int) -> bool:
     """Whether a layer of few rows is faster with `dense_decode` than as a chain of kernels that begin early."""
-    return rows * spec.heads >= _LEAST_LAYER_ROWS and attends_densely(spec, pages, rows)
+    return pages.are_records or (rows * spec.heads >= _LEAST_LAYER_ROWS and attends_densely(spec, pages, rows))
 
 
 def attends_chosen(spec: MlaSpec, pages: Pages, rows: int) -> bool:
     """Whether attention by name takes rows that attend chosen latents."""
     return _is_busy(rows, spec.heads) and is_latent(spec, pages)
+
+
+def writes_scores(tokens: int, rows: int, columns: int) -> bool:
+    """Whether index scores of `rows` rows, `tokens` of each sequence, are written before the best are chosen."""
+    return tokens > _FUSED_TOKENS and rows * columns <= _MOST_SCORES
 
 
 def attends_window(spec: AttentionSpec, ring: Ring, pages: Pages | None, rows: int) -> bool:

@@ -1,22 +1,22 @@
-"""Latent attention on Hopper: all cached rows of a sequence by dense decode, chosen ones by name."""
+"""Latent attention on Hopper: all cached rows of a sequence by dense decode, chosen ones by name; over bf16 rows and
+over records."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from itertools import groupby
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.cuda import dense_decode as kernel
-from kernels.cuda.engine import domain, named
+from kernels.cuda import dense_decode_fp8 as fp8
+from kernels.cuda.engine import domain, named, records
+from kernels.cuda.engine.runs import alike
 from kernels.cuda.spans import Split, fast_split, workspace_for
 from kernels.operands import MlaSpec, Pages, Ragged, RopeTable, Selection
-from kernels.reference.dense_decode import VALUE_WIDTH, WIDTH, PagedLatents
+from kernels.reference.dense_decode import VALUE_WIDTH, WIDTH, PagedLatents, PagedRecords
 from kernels.staging import staged
 from kernels.triton.engine import invariant
 from kernels.triton.engine import latent as by_triton
@@ -30,6 +30,9 @@ def attend_latent(
     rope: RopeTable,
 ) -> Tensor:  # fmt: skip
     """As reference.mla.attend_latent."""
+    if pages.are_records and selection is not None:
+        query = rotated(absorbed, turning, spec, ragged, rope)
+        return records.attend_chosen(query, spec, ragged, pages, selection).flatten(1).to(torch.float32)
     takes = domain.attends_densely if selection is None else domain.attends_chosen
     if not takes(spec, pages, len(absorbed)):
         return by_triton.attend_latent(absorbed, turning, spec, ragged, pages, selection, rope)
@@ -54,6 +57,10 @@ def attend_latent_invariant(
     rope: RopeTable,
 ) -> Tensor:  # fmt: skip
     """The same, with kernels and a split that do not depend on how many rows there are."""
+    if pages.are_records:  # dense decode over them is another kernel for few rows than for many
+        query = rotated(absorbed, turning, spec, ragged, rope)
+        mixed = records.attend_chosen(query, spec, ragged, pages, selection, _INVARIANT_SPAN)
+        return mixed.flatten(1).to(torch.float32)
     if not domain.is_latent(spec, pages):
         return invariant.attend_latent(absorbed, turning, spec, ragged, pages, selection, rope)
     query = rotated(absorbed, turning, spec, ragged, rope)
@@ -68,8 +75,7 @@ def attend_all(query: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, split
     """query bf16 [rows, heads, 576] over all cached rows up to each one's own: bf16 [rows, heads, 512]. `split`: of
     every sequence's keys, where it is not to be chosen by how many there are."""
     on, heads = staged(ragged, query.device), spec.heads
-    held = pages.storage[:, pages.offset : pages.offset + pages.entries * pages.width]
-    cached = held.unflatten(1, (pages.entries, pages.width))
+    held = records.extent(pages)
     out = query.new_empty(len(query), heads, VALUE_WIDTH)
     lse = torch.empty(len(query), heads, dtype=torch.float32, device=query.device)
     for sequences, rows in alike(ragged):
@@ -78,27 +84,20 @@ def attend_all(query: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, split
         # The last row's position, and not the context: rows that are nobody's must not attend.
         lengths = on.positions[part].view(count, new)[:, -1] + 1
         taken = split or split_of(count, new * heads, query.device)
-        latents = PagedLatents(cached, on.tables[own], lengths)
-        kernel.dense_decode(
-            query[part].view(count, new, heads, WIDTH), latents, spec.scale, taken,
-            workspace_for(taken, count, new * heads, query.device), out[part].view(count, new, heads, VALUE_WIDTH),
-            lse[part].view(count, new, heads),
-        )  # fmt: skip
+        room = workspace_for(taken, count, new * heads, query.device)
+        asked, into = query[part].view(count, new, heads, WIDTH), out[part].view(count, new, heads, VALUE_WIDTH)
+        operands = (spec.scale, taken, room, into, lse[part].view(count, new, heads))
+        if pages.are_records:
+            fp8.dense_decode_fp8(asked, PagedRecords(held, pages.entries, on.tables[own], lengths), *operands)
+        else:
+            latents = PagedLatents(held.unflatten(1, (pages.entries, pages.width)), on.tables[own], lengths)
+            kernel.dense_decode(asked, latents, *operands)
     return out
 
 
 def split_of(sequences: int, rows: int, device: torch.device) -> Split:
     """The split for so many sequences of so many rows (tokens * heads) each, whatever their contexts."""
     return Split(_LEAST_SPAN, fast_split(sequences, rows, _USUAL_KEYS, _processors(device)).most)
-
-
-def alike(ragged: Ragged) -> Iterator[tuple[range, range]]:
-    """Runs of sequences that have equally many rows: their numbers, and the rows of all of them."""
-    new, first = np.diff(ragged.starts).tolist(), 0
-    for _, run in groupby(new):
-        last = first + len(list(run))
-        yield range(first, last), range(int(ragged.starts[first]), int(ragged.starts[last]))
-        first = last
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.cuda.engine import domain, scaled
 from kernels.cuda.engine.choice import choose_in_groups
 from kernels.cuda.engine.latent import attend_all, rotated
+from kernels.cuda.engine.records import store_latent
 from kernels.operands import MlaLayer, MlaSpec, Pages, Ragged, RopeTable, Weights
 from kernels.reference.scaled import Scaled, ScaledExperts
 from kernels.triton.engine import latent as by_triton
@@ -26,7 +27,7 @@ def mla_layer(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: Ro
         return whole_by_triton.mla_layer(x, layer, ragged, pages, rope)
     spec, eps, router = layer.attention, layer.norm_eps, layer.router
     projected = linear(norm(x, layer.attention_norm, eps), layer.input)
-    by_triton.store_latent(projected, spec, ragged, pages, rope)
+    store_latent(projected, spec, ragged, pages, rope)
     queries = projected
     if layer.query is not None and layer.query_norm is not None:
         rank = layer.query_norm.shape[0]

@@ -41,8 +41,19 @@ def attend(query: Tensor, named: NamedLatents, scale: float) -> Mixed:
 
 def in_pages(ragged: Ragged, pages: Pages, selection: Selection | None) -> NamedLatents:
     """Of each row, the chosen entries of its sequence, or all that are finished."""
-    on = staged(ragged, pages.storage.device)
-    rows, step = ragged.rows, step_of(pages.storage, pages)
+    step = step_of(pages.storage, pages)
+    steps = (pages.storage.stride(0) // step, pages.offset // step, pages.width // step)
+    return NamedLatents(_as_places(pages.storage, pages.width, step), *entries_of(ragged, pages, selection, *steps))
+
+
+def entries_of(
+    ragged: Ragged, pages: Pages, selection: Selection | None, page: int, first: int, entry: int
+) -> tuple[Tensor, Tensor]:
+    """The same as indices int32 [rows, most], -1 behind the last, and counts int32 [rows].
+
+    An index is `page` for every page, `entry` for every entry in it, and `first`.
+    """
+    on, rows = staged(ragged, pages.storage.device), ragged.rows
     most = on.tables.shape[1] * pages.entries if selection is None else selection.entries.shape[1]
     indices = torch.empty(rows, most, dtype=torch.int32, device=pages.storage.device)
     counts = torch.empty(rows, dtype=torch.int32, device=pages.storage.device)
@@ -50,10 +61,10 @@ def in_pages(ragged: Ragged, pages: Pages, selection: Selection | None) -> Named
     _name_entries[(rows, triton.cdiv(most, _LANES))](
         on.positions, on.sequences, on.tables, on.tables.stride(0), chosen,
         on.positions if selection is None else selection.counts, chosen.stride(0), indices, counts, most,
-        pages.storage.stride(0) // step, pages.offset // step, pages.width // step, ENTRIES=pages.entries,
-        RATE=pages.rate, SELECTED=selection is not None, LANES=_LANES, num_warps=4,
+        page, first, entry, ENTRIES=pages.entries, RATE=pages.rate, SELECTED=selection is not None, LANES=_LANES,
+        num_warps=4,
     )  # fmt: skip
-    return NamedLatents(_as_places(pages.storage, pages.width, step), indices, counts)
+    return indices, counts
 
 
 def in_ring(ragged: Ragged, ring: Ring, window: int) -> NamedLatents:

@@ -9,8 +9,10 @@ from torch import Tensor
 from kernels.cuda.engine import domain, scaled
 from kernels.cuda.engine.attend import attend
 from kernels.cuda.engine.choice import index_topk, route, route_groups, route_invariant
+from kernels.cuda.engine.index import store_index_key
 from kernels.cuda.engine.latent import attend_latent, attend_latent_invariant
 from kernels.cuda.engine.mla_layer import linear, mla_layer
+from kernels.cuda.engine.records import store_latent
 from kernels.operands import ExpertBank
 from kernels.reference.scaled import ScaledExperts
 from kernels.triton.engine.invariant import layer_with
@@ -33,6 +35,8 @@ OPS = replace(
     index_topk=index_topk,
     attend=attend,
     route=route,
+    store_latent=store_latent,
+    store_index_key=store_index_key,
     attend_latent=attend_latent,
     route_groups=route_groups,
     mla_layer=mla_layer,
@@ -45,6 +49,8 @@ INVARIANT = replace(
     name="cuda",
     index_topk=index_topk,
     route=route_invariant,
+    store_latent=store_latent,
+    store_index_key=store_index_key,
     attend_latent=attend_latent_invariant,
-    mla_layer=layer_with(attend_latent_invariant),
+    mla_layer=layer_with(attend_latent_invariant, store_latent),
 )

@@ -45,6 +45,7 @@ _EXPERT_ROWS = 16  # of one program of an expert's product
 _ROWS, _COLUMNS = 64, 32  # of one program of a product
 
 AttendLatent: TypeAlias = Callable[[Tensor, Tensor, MlaSpec, Ragged, Pages, Selection | None, RopeTable], Tensor]
+StoreLatent: TypeAlias = Callable[[Tensor, MlaSpec, Ragged, Pages, RopeTable], None]
 
 
 def linear(x: Tensor, weight: Dense) -> Tensor:
@@ -96,17 +97,20 @@ def route_groups(x: Tensor, spec: GroupRouterSpec) -> tuple[Tensor, Tensor]:
     return choose_in_groups(linear(x, spec.gate), spec)
 
 
-def layer_with(attend_latent: AttendLatent) -> Callable[[Tensor, MlaLayer, Ragged, Pages, RopeTable], Tensor]:
-    """As reference.mla_layer.mla_layer, with this attention."""
-    return partial(_mla_layer, attend_latent)
+def layer_with(
+    attend_latent: AttendLatent, store_latent: StoreLatent = latents.store_latent
+) -> Callable[[Tensor, MlaLayer, Ragged, Pages, RopeTable], Tensor]:
+    """As reference.mla_layer.mla_layer, with this attention and cache."""
+    return partial(_mla_layer, attend_latent, store_latent)
 
 
 def _mla_layer(
-    attend_latent: AttendLatent, x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTable
-) -> Tensor:
+    attend_latent: AttendLatent, store_latent: StoreLatent, x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages,
+    rope: RopeTable,
+) -> Tensor:  # fmt: skip
     spec, eps = layer.attention, layer.norm_eps
     projected = linear(norm(x, layer.attention_norm, eps), layer.input)
-    latents.store_latent(projected, spec, ragged, pages, rope)
+    store_latent(projected, spec, ragged, pages, rope)
     queries = projected
     if layer.query is not None and layer.query_norm is not None:
         rank = layer.query_norm.shape[0]

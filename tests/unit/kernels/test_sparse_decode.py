@@ -91,7 +91,7 @@ def test_the_check_finds_what_it_is_for(spoil: str) -> None:
 
 def test_operands_no_kernel_takes_are_refused() -> None:
     case = small()
-    output, lse = case.outputs()
+    (output, lse), width = case.outputs(), case.main.pages.shape[1]
     given = {"query": case.query, "main": case.main, "extra": case.extra, "sink": case.sink, "output": output}
     wrong = [
         ({"query": case.query.float()}, "query is"),
@@ -99,10 +99,13 @@ def test_operands_no_kernel_takes_are_refused() -> None:
         ({"sink": torch.zeros(2)}, "sink is"),
         ({"main": replace(case.main, indices=case.main.indices.long())}, "main.indices is"),
         ({"main": replace(case.main, lengths=torch.zeros(3, dtype=torch.int32))}, "main.lengths is"),
-        ({"extra": replace(case.main, page_tokens=10_000)}, "pages of"),
+        ({"extra": replace(case.main, page_tokens=10_000)}, "for 10000 records"),
+        ({"main": replace(case.main, pages=torch.zeros(4, width + 8, dtype=torch.uint8))}, "bytes apart"),
         ({"extra": SparseCache(RecordKind.V32, torch.zeros(1, 656, dtype=torch.uint8), 1, case.main.indices)}, "wide"),
     ]
     check_operands(*given.values(), lse)  # type: ignore[arg-type]
+    apart = torch.zeros(4, 3 * width, dtype=torch.uint8)[:, width : 2 * width]  # one layer's among those of others
+    check_operands(*{**given, "main": replace(case.main, pages=apart)}.values(), lse)  # type: ignore[arg-type]
     for change, reason in wrong:
         with pytest.raises(KernelError, match=reason):
             check_operands(*{**given, **change}.values(), lse)  # type: ignore[arg-type]

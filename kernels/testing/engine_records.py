@@ -1,0 +1,177 @@
+"""The engine's operators over published records against the reference: on a GPU, or interpreted without one.
+
+`TRITON_INTERPRET=1 python -m kernels.testing.engine_records` stands in for the CUDA kernels by their definitions: what
+is checked is what they are told to read and what is written for them. On a GPU they run as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kernels import reference
+from kernels.operands import IndexerSpec, IndexKeySpec, IndexMixing, MlaSpec, Pages, Ragged, RopeTable, Selection
+from kernels.ops import Ops
+from kernels.reference.linear import pack
+from kernels.reference.records import LATENT_BYTES
+from kernels.testing.generator import generator, ragged_of, rope_of
+
+PAGE = 16
+SPANS = ((5, 1), (20, 3), (0, 2), (70, 3), (64, 1))  # cached before, new
+_HEADS, _INDEX_HEADS, _TOPK = 3, 16, 24
+_MIXED = 2e-2  # of mixtures: FP8 queries, bf16 weights and values
+_SAME_BYTES, _SAME_CHOICES = 0.995, 0.98  # where a number lies between two codes, or two scores alike, either is right
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A batch, its caches, and the operands of a layer on one device."""
+
+    rows: Ragged
+    rope: RopeTable
+    latents: Pages
+    keys: Pages
+    spec: MlaSpec
+    key: IndexKeySpec
+    indexer: IndexerSpec
+    projected: Tensor
+
+
+def make(device: torch.device, powers: bool, seed: int, spans: Sequence[tuple[int, int]] = SPANS) -> Case:
+    """Fresh operands; every byte of the caches is a NaN."""
+    draw, rows = generator(seed), ragged_of(spans, PAGE, ())
+    blocks = int(rows.tables.max()) + 1
+    size = -(-PAGE * (LATENT_BYTES + 128 + 4) // 256) * 256
+    storage = torch.full((blocks, size), 0xFF, dtype=torch.uint8, device=device)
+    scales = Pages(storage.view(torch.float32), None, PAGE * (LATENT_BYTES + 128) // 4, PAGE, 1, 1)
+    latents = Pages(storage, None, 0, PAGE, LATENT_BYTES, 1)
+    keys = Pages(storage, None, PAGE * LATENT_BYTES, PAGE, 128, 1, scales)
+    mixing = IndexMixing(torch.linalg.qr(torch.randn(128, 128, generator=draw))[0].contiguous().to(device), powers)
+    rope = rope_of(80, 32)
+    spec = MlaSpec(
+        heads=_HEADS, nope=8, rope=64, value=8, rank=512, column=4,
+        norm=(torch.rand(512, generator=draw) + 0.5).to(device), norm_eps=1e-6, scale=0.05,
+        absorb=pack(torch.zeros(3, 512, 8), True), output=pack(torch.zeros(3, 8, 512), True), expand=None,
+    )  # fmt: skip
+    norm, bias = torch.rand(128, generator=draw) + 0.5, torch.randn(128, generator=draw) * 0.2
+    key = IndexKeySpec(580, norm.to(device), bias.to(device), 1e-6, mixing)
+    indexer = IndexerSpec(0, 708, _INDEX_HEADS, 128, _TOPK, mixing)
+    projected = torch.randn(rows.rows, 708 + _INDEX_HEADS, generator=draw).to(device)
+    on = RopeTable(rope.cos.to(device), rope.sin.to(device))
+    return Case(rows, on, latents, keys, spec, key, indexer, projected)
+
+
+def fill(case: Case, ops: Ops, seed: int) -> None:
+    """Cache every token of every sequence, as chunks before this batch would have, with these operators."""
+    draw, rows = generator(seed), case.rows
+    ends = [(0, int(context) + new) for context, new in zip(rows.context, _new(rows), strict=True)]
+    whole = replace(ragged_of(ends, PAGE, ()), tables=rows.tables)
+    drawn = torch.randn(whole.rows, case.projected.shape[1], generator=draw).to(case.projected.device)
+    ops.store_latent(drawn, case.spec, whole, case.latents, case.rope)
+    ops.store_index_key(drawn, case.key, whole, case.keys, case.rope)
+
+
+def check_stores(ops: Ops, device: torch.device, powers: bool) -> None:
+    """Records are where the reference has them, and the same but for roundings; nothing else is written."""
+    found, wanted = make(device, powers, 1), make(device, powers, 1)
+    for case, by in ((found, ops), (wanted, reference.OPS)):
+        fill(case, by, 2)
+    mine, theirs = found.latents.storage, wanted.latents.storage
+    touched = theirs != 0xFF
+    _hold(bool((mine[~touched] == 0xFF).float().mean() > _SAME_BYTES), "bytes around records")
+    share = float((mine[touched] == theirs[touched]).float().mean())
+    _hold(share > _SAME_BYTES, f"{share:.4f} of bytes are the reference's")
+
+
+def check_choice(ops: Ops, device: torch.device, powers: bool) -> None:
+    """Each row's best keys are the reference's, of rows that see fewer than are chosen and of rows that see more."""
+    case = make(device, powers, 3)
+    fill(case, reference.OPS, 4)
+    queries = torch.randn(case.rows.rows, _INDEX_HEADS * 128, generator=generator(5)).to(device)
+    operands = (queries, case.projected, case.indexer, case.rows, case.keys, case.rope)
+    found, wanted = ops.index_topk(*operands), reference.OPS.index_topk(*operands)
+    _hold(torch.equal(found.counts, wanted.counts), f"counts {found.counts.tolist()}, not {wanted.counts.tolist()}")
+    same = total = 0
+    for mine, theirs, count in zip(found.entries, wanted.entries, wanted.counts.tolist(), strict=True):
+        chosen = mine[:count].tolist()
+        _hold(chosen == sorted(set(chosen)), f"chosen {chosen}")
+        same, total = same + len(set(chosen) & set(theirs[:count].tolist())), total + count
+    _hold(same >= _SAME_CHOICES * total, f"{same} of {total} choices are the reference's")
+
+
+def check_mixtures(ops: Ops, device: torch.device) -> None:
+    """Rows over all records of their sequence up to their own, and over chosen ones."""
+    case, draw = make(device, False, 6), generator(7)
+    fill(case, reference.OPS, 8)
+    rows = case.rows.rows
+    absorbed, turning = (torch.randn(rows, _HEADS * width, generator=draw).to(device) for width in (512, 64))
+    counts = torch.from_numpy(case.rows.positions // 2 + 1).int().to(device)
+    some = Selection(torch.arange(40, dtype=torch.int32, device=device).expand(rows, 40).contiguous(), counts)
+    for selection in (None, some):
+        operands = (absorbed, turning, case.spec, case.rows, case.latents, selection, case.rope)
+        found, wanted = ops.attend_latent(*operands), reference.OPS.attend_latent(*operands)
+        error = float((found - wanted).norm() / wanted.norm())
+        _hold(error < (_MIXED if selection is None else _MIXED / 2), f"a mixture's relative error is {error:.3g}")
+
+
+def check_all(ops: Ops, device: torch.device) -> None:
+    """Everything."""
+    for powers in (False, True):
+        check_stores(ops, device, powers)
+        check_choice(ops, device, powers)
+    check_mixtures(ops, device)
+
+
+def _new(rows: Ragged) -> list[int]:
+    return [int(end - first) for first, end in zip(rows.starts, rows.starts[1:], strict=False)]
+
+
+def _hold(condition: bool, what: str) -> None:
+    if not condition:
+        raise AssertionError(what)
+
+
+def _stand_in() -> None:
+    """Definitions in the place of the CUDA kernels."""
+    from kernels.cuda import dense_decode_fp8, indexer_top_k, sparse_decode
+    from kernels.cuda.engine import index, records
+    from kernels.cuda.spans import Split
+    from kernels.reference import dense_decode as dense
+    from kernels.reference import indexer_top_k as best
+    from kernels.reference import sparse_decode as sparse
+
+    def decode(query: Tensor, cache: dense.PagedRecords, scale: float, *rest: Tensor) -> None:
+        dense.check_operands(query, cache, rest[-2], rest[-1])
+        for into, made in zip(rest[-2:], dense.dense_decode(query, cache, scale), strict=True):
+            into.copy_(made)
+
+    def named(query: Tensor, main: sparse.SparseCache, *rest: object) -> None:
+        extra, sink, scale, output, lse = rest[:5]
+        sparse.check_operands(query, main, extra, sink, output, lse)
+        for into, made in zip((output, lse), sparse.sparse_decode(query, main, extra, sink, scale), strict=True):
+            into.copy_(made)
+
+    def chosen(given: best.MqaOperands, columns: int, _room: object, indices: Tensor) -> None:
+        indices.copy_(best.indexer_top_k(given, columns, indices.shape[1]))
+
+    dense_decode_fp8.dense_decode_fp8, sparse_decode.sparse_decode, indexer_top_k.indexer_top_k = decode, named, chosen
+    index._workspace, records.multiprocessors = (lambda _device: None), (lambda _index: 132)
+    sparse_decode.split_for = lambda *_shape: Split(1 << 30, 1)
+
+
+if __name__ == "__main__":
+    from kernels.cuda.engine import domain, latent
+    from kernels.cuda.engine.ops import INVARIANT, OPS
+    from kernels.cuda.spans import Split
+    from kernels.testing.interpreter import require_interpreter
+
+    require_interpreter()
+    _stand_in()
+    domain._FUSED_TOKENS = 1 << 20
+    latent.split_of = lambda *_shape: Split(1 << 30, 1)
+    check_all(OPS, torch.device("cpu"))
+    check_mixtures(INVARIANT, torch.device("cpu"))
+    print("the operators equal the reference")
