@@ -91,7 +91,7 @@ async def open_core(service: str, settings: WorkerSettings) -> AsyncIterator[Cor
         window_state = engine.model.layout.window_policy
         metrics.build_info("window_state", window_state)
         blocks = engine.memory.blocks.total
-        on = {"device": settings.device, "dtype": settings.compute_dtype, "kernels": kernels}
+        on = {"device": settings.device, "dtype": settings.compute_dtype, "kernels": kernels, "kv": settings.kv_cache}
         _log.info("model loaded", model=engine.model.name, blocks=blocks, **on, window_state=window_state)
         yield Core(service, identity, runner, link, metrics, kernels)
 
@@ -105,8 +105,8 @@ def _compiled_for(settings: WorkerSettings) -> str:
 
 def _open_engine(settings: WorkerSettings, allocate: Allocate) -> tuple[Engine, str]:
     try:
-        stored = settings.weights == "stored"
-        kernels = choose(settings.kernels, settings.device, settings.batch_invariant, stored).name
+        stored, records = settings.weights == "stored", settings.kv_cache == "records"
+        kernels = choose(settings.kernels, settings.device, settings.batch_invariant, stored, records).name
         compiled = cache.folder_of(kernels)
         with cache.compiled_once(compiled, _compiled_for(settings), _log.info):
             engine = Engine.open(settings.engine_config(), allocate=allocate)

@@ -28,6 +28,10 @@ class WorkerSettings(ServiceSettings):
         "dequantized",
         description="stored: FP8 and FP4 matrices stay as published (kernels=cuda), half the memory or less",
     )
+    kv_cache: Literal["rows", "records"] = Field(
+        "rows",
+        description="records: KV is cached, handed on and stored as published (FP8), at half the bytes; V2 to V3.2",
+    )
     device: str = Field(
         "cpu",
         pattern=r"^(cpu|cuda(:\d+)?)$",
@@ -86,6 +90,7 @@ class WorkerSettings(ServiceSettings):
             kernels=self.kernels,
             device=self.device,
             weights=self.weights,
+            kv_cache=self.kv_cache,
             model_name=self.model_name,
             offers=OfferPolicy(
                 most=self.store_queue,
