@@ -10,7 +10,7 @@ import torch
 
 from bench.kernels_timing import Ceilings, median_us
 from bench.table import Row
-from kernels.cuda.sparse_prefill import KERNELS, SOURCE, defines_for, sparse_prefill
+from kernels.cuda.sparse_prefill import SOURCE, defines_for, sparse_prefill
 from kernels.reference.sparse_prefill import WIDTHS
 from kernels.testing.sparse_prefill import Case, assert_case, make_case
 
@@ -60,7 +60,7 @@ _WANTED = 0.95  # of the public kernel's speed
 
 def sources() -> list[tuple[Path, str, dict[str, int]]]:
     """What is to be compiled."""
-    return [(SOURCE, "sm_90a", defines_for(*kernel)) for kernel in KERNELS]
+    return [(SOURCE, "sm_90a", defines_for(width)) for width in WIDTHS]
 
 
 def prefill_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:

@@ -19,7 +19,7 @@ from kernels.reference.rms_norm import check_rows
 
 SOURCE = Path(__file__).with_suffix(".cu")
 MAX_WIDTH = 16_384
-_TURNS, _ADDED_TURNS = 2, 4  # of a thread, 16 bytes in each
+_TURNS, _ADDED_TURNS = 2, 3  # of a thread, 16 bytes in each
 
 
 class Parameters(ctypes.Structure):

@@ -2,14 +2,13 @@
 // copies of one begin while the one before ends.
 //
 // A warpgroup copies the bf16 latents that a list names into tiles of shared memory, sixteen bytes a thread at a time;
-// two others attend (latent.cuh). Compiled with WIDTH (512 or 576 channels) and QUEUED
-// (latent.cuh).
+// two others attend (latent.cuh). Compiled with WIDTH (512 or 576 channels).
 
 #include "hopper.cuh"
 #include "outputs.cuh"
 #include "softmax.cuh"
 
-constexpr bool COPIED_BY_THREADS = true;
+constexpr bool COPIED_BY_THREADS = true, QUEUED = true;
 constexpr int TILE = 64, ROWS = 64, VALUE = 512, CLUSTER = 1;
 #include "latent.cuh"
 

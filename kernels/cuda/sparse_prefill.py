@@ -20,7 +20,6 @@ from kernels.reference.sparse_prefill import NamedLatents, check_operands
 
 THREADS = 384
 SOURCE = Path(__file__).with_suffix(".cu")
-KERNELS = ((512, 0), (512, 1), (576, 1))  # channels, and what `queued_for` says
 
 
 class _Parameters(ctypes.Structure):
@@ -49,23 +48,17 @@ def sparse_prefill(
     if queries:
         device = query.device.index
         blocks = min(queries * -(-heads // ROWS_A_BLOCK), _processors(device))
-        _kernel(width, queued_for(width, heads), device).launch((blocks, 1, 1), parameters)
+        _kernel(width, device).launch((blocks, 1, 1), parameters)
 
 
-def queued_for(width: int, heads: int) -> int:
-    """1: products are queued without pauses; 0: memory is free earlier, as V4-Pro's queries want (measured at 65,536
-    latents). Bits differ, so that it depends on nothing that batches differ in."""
-    return int(width != 512 or heads <= ROWS_A_BLOCK)
-
-
-def defines_for(width: int, queued: int) -> dict[str, int]:
+def defines_for(width: int) -> dict[str, int]:
     """Macros the source is compiled with."""
-    return {"WIDTH": width, "QUEUED": queued}
+    return {"WIDTH": width}
 
 
-def compile_for(width: int, queued: int) -> tuple[bytes, str]:
+def compile_for(width: int) -> tuple[bytes, str]:
     """Machine code and the compiler's report; needs no GPU."""
-    return compile_cubin(SOURCE, "sm_90a", defines_for(width, queued))
+    return compile_cubin(SOURCE, "sm_90a", defines_for(width))
 
 
 def shared_bytes(width: int) -> int:
@@ -79,8 +72,8 @@ def _processors(device: int) -> int:
 
 
 @functools.cache
-def _kernel(width: int, queued: int, device: int) -> Kernel:
+def _kernel(width: int, device: int) -> Kernel:
     if torch.cuda.get_device_capability(device)[0] != 9:
         raise KernelError("this kernel is for Hopper (sm_90a)", fix="choose kernels=reference on this GPU")
     with torch.cuda.device(device):
-        return load(compile_for(width, queued)[0], "sparse_prefill", THREADS, shared_bytes(width))
+        return load(compile_for(width)[0], "sparse_prefill", THREADS, shared_bytes(width))
