@@ -58,8 +58,8 @@ def chain(ids: Sequence[int], block_tokens: int) -> list[Block]:
     parent = ROOT
     for number in ids:
         key = blake3(parent + number.to_bytes(8, "little")).digest()
-        tokens = (number & 0x7FFFFFFF, *range(block_tokens - 1))
-        blocks.append(Block(key, parent, pb.BlockName(key=key, token_ids=tokens)))
+        tokens = np.array([number & 0x7FFFFFFF, *range(block_tokens - 1)], "<u4").tobytes()
+        blocks.append(Block(key, parent, pb.BlockName(key=key, tokens=tokens)))
         parent = key
     return blocks
 
@@ -122,11 +122,12 @@ class StoreWorker:
             found = await self.intake.ready(owner, TIMEOUT_S) if reply.blocks else {}
         finally:
             await self.intake.close(owner, writer)
-        extents = wire.unpack_extents(common.ExtentList(extents=reply.extents))
-        for extent in extents:
-            if found.get((extent.group, extent.block), (0, 0, 0))[1:] != (extent.size, extent.digest):
+        digests = []
+        for extent in reply.extents:
+            if found.get((extent.group, extent.block)) != (extent.valid_entries, extent.size, extent.digest):
                 raise DataLoss(f"block {extent.block} was told, and did not come", field="extents")
-        return Read(reply.blocks, tuple(extent.digest for extent in extents))
+            digests.append(extent.digest)
+        return Read(reply.blocks, tuple(digests))
 
     async def empty_dram(self) -> None:
         """Makes the store forget what is in DRAM; what is on disk stays there."""

@@ -1,7 +1,7 @@
 """How fast the index and the policy answer, and what they take per block. Real keys and tiers, hardly any bytes of KV.
 
 Lookups are those of `Tiers.lookup`, which compares tokens in DRAM and takes keys on disk at their word; reads are those
-of `Tiers.collect`, which finds the same again and tells the policy.
+of `Tiers.collect`, which finds the same again, and of `Tiers.use`, which tells the policy.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _touched(order: EvictionOrder[RecordId], ids: Sequence[Sequence[RecordId]]) 
 
 
 def _collected(tiers: Tiers) -> Ask:
-    return lambda names, identity: tiers.collect(names, identity, anchor=False)
+    return lambda names, identity: tiers.use(tiers.collect(names, identity, anchor=False))
 
 
 def _measured(build: Callable[[], T]) -> tuple[T, int]:

@@ -118,7 +118,9 @@ class RealTiers:
         found = self._tiers.lookup(names, IDENTITY).blocks
         warm = self._dram.lookup(names, IDENTITY).blocks
         await self._tiers.raise_(names[:found], IDENTITY, anchor=False)
-        hit = len(self._tiers.collect(names[:found], IDENTITY, anchor=False)) if found else 0
+        records = self._tiers.collect(names[:found], IDENTITY, anchor=False) if found else []
+        self._tiers.use(records)
+        hit = len(records)
         self.counts.hit, self.counts.warm = self.counts.hit + hit, self.counts.warm + min(warm, hit)
         self._put([self._name(block) for block in request.offered])
         await self.nvme.drained()

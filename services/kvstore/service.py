@@ -81,8 +81,9 @@ class KvStoreServicer(rpc.KvStoreServiceServicer):
     async def Get(self, request: pb.GetRequest, context: Any) -> pb.GetResponse:
         names = wire.unpack_names(request.blocks, wire.unpack_parent(request))
         identity = wire.unpack_identity(request)
-        landing = fabric_wire.unpack_landing(request.landing)
-        return wire.pack_served(await self.store.get(names, request.first_block, request.anchor, identity, landing))
+        landing, first = fabric_wire.unpack_landing(request.landing), request.first_block
+        answer = wire.Answer()
+        return answer.done(await self.store.get(names, first, request.anchor, identity, landing, answer.tell))
 
     async def Prefetch(self, request: pb.PrefetchRequest, context: Any) -> pb.PrefetchResponse:
         names, identity = wire.unpack_names(request.blocks), wire.unpack_identity(request)

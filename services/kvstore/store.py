@@ -36,6 +36,9 @@ from services.kvstore.tiers import Tiers
 from services.worker.notices import HandoffNotice
 from services.worker.together import settled
 
+# Half of what workers grant a read by default: of what is lent, a reader copies one chunk while it is told of the next.
+_IN_FLIGHT_BYTES = 8 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
@@ -53,9 +56,8 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What Get wrote; offsets count from the landing's start."""
+    """What Get brought."""
 
-    extents: tuple[Extent, ...]
     blocks: int
     anchor: bool
 
@@ -80,7 +82,7 @@ class Store:
         self._announcer, self._filling, self._prefetcher = announcer, filling, prefetcher
         self._limits, self._metrics = limits, metrics
         self._region = link.register(tiers.dram.memory)
-        self._sender = Sender(link, SendLimits(timeout_s=limits.push_timeout_s))
+        self._sender = Sender(link, SendLimits(in_flight_bytes=_IN_FLIGHT_BYTES, timeout_s=limits.push_timeout_s))
         self._mint = mint
         self._awaited: set[str] = set()
         announcer.where, announcer.held = self._where, self._held
@@ -113,20 +115,27 @@ class Store:
         return rising, other
 
     async def get(
-        self, names: Sequence[BlockName], first_block: int, anchor: bool, identity: Identity, landing: Landing
+        self,
+        names: Sequence[BlockName],
+        first_block: int,
+        anchor: bool,
+        identity: Identity,
+        landing: Landing,
+        tell: Callable[[Row], object],
     ) -> Served:
         """Writes the records into the landing, chunk by chunk, from DRAM while what follows still comes from the disk.
 
         What is not here at the start is not begun with an anchor. What is gone on the way, or comes up damaged, ends it
         there: the last chunk says so, and the answer what there was. However it ends, the reader is told that no more
-        will be written.
+        will be written. `tell` hears of every extent that was sent, in order, while the reader copies;
+        offsets count from the first one's start.
 
         Raises:
             InvalidArgument: the landing is smaller than an extent.
             DataLoss: the reader found that bytes in DRAM are not as they were sealed: these records are forgotten.
             ServiceError: a write failed, or the reader refused what came.
         """
-        sent = _Sent(self._region, first_block)
+        sent = _Sent(self._region, first_block, tell)
         try:
             async with self._sender.transfer(landing) as outgoing:
                 return await self._serve(outgoing, names, anchor, identity, sent)
@@ -140,21 +149,22 @@ class Store:
         held = self.tiers.lookup(names, identity, anchor)
         if not held.blocks or (anchor and held.anchored < len(names)):
             self._metrics.miss("left")
-            return Served((), 0, anchor=False)
+            return Served(0, anchor=False)
         names = names[: held.blocks]
         async with aclosing(stream(self.tiers, names, identity, anchor)) as parts:
             async for part in parts:
                 pieces = sent.place(part.records)
                 done = not part.whole or sent.blocks == len(names)
                 if sent.blocks:
-                    # What the answer says is made while the reader copies.
-                    await asyncio.gather(outgoing.send(pieces, last=done), sent.told())
+                    asyncio.get_running_loop().call_soon(sent.tell_all)  # while the reader copies
+                    await outgoing.send(pieces, last=done)
         if outgoing.refused is not None:
             raise outgoing.refused
         if not sent.blocks or (anchor and not sent.anchor):
             self._metrics.miss("left")
         self._announcer.changed([name.key for name in names])
-        return Served(tuple(sent.extents), sent.blocks, sent.anchor)
+        sent.tell_all()
+        return Served(sent.blocks, sent.anchor)
 
     @asynccontextmanager
     async def putting(self, offer: Offer) -> AsyncIterator[PutSession]:
@@ -244,11 +254,10 @@ class Store:
 class _Sent:
     """What was sent of a read: records laid out one after the other, blocks numbered from the first one's number."""
 
-    def __init__(self, region: Region, first_block: int) -> None:
-        self.extents: list[Extent] = []
+    def __init__(self, region: Region, first_block: int, tell: Callable[[Row], object]) -> None:
         self.records: list[Record] = []
         self.blocks, self.anchor = 0, False
-        self._region, self._first_block, self._end = region, first_block, 0
+        self._region, self._first_block, self._end, self._tell = region, first_block, 0, tell
         self._untold: list[Row] = []
 
     def place(self, records: Sequence[Record]) -> Pieces:
@@ -268,7 +277,8 @@ class _Sent:
         of = np.zeros(len(rows), np.int64)
         return Pieces(Extents.of(rows), (self._region,), of, np.array(starts, np.int64))
 
-    async def told(self) -> None:
-        """Makes the extents of what was placed."""
-        self.extents += [Extent(*row) for row in self._untold]
+    def tell_all(self) -> None:
+        """Tells of what was placed and not told."""
+        for row in self._untold:
+            self._tell(row)
         self._untold.clear()

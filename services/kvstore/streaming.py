@@ -123,6 +123,7 @@ class _Rising:
             await self._tiers.raise_(names, self._identity, anchor)
         records = self._tiers.collect(names, self._identity, anchor)
         held.enter_context(self._tiers.dram.pinned(records))
+        asyncio.get_running_loop().call_soon(self._tiers.use, records)  # the reader need not wait for it
         return Part(tuple(records), len(records) == len(names) + anchor)
 
     async def _allowed(self, number: int) -> bool:
@@ -148,7 +149,9 @@ def _cut(tiers: Tiers, names: Sequence[BlockName], part_bytes: int) -> _Plan:
     size = tiers.size_of(RecordKind.BLOCK, names[0]) if names else None
     if not size:
         return _Plan([names] if names else [], 0, 0)
-    held, most = _held(tiers, names), max(1, tiers.dram.capacity // _HELD_SHARES // size)
+    # Where there is no disk, what is not in DRAM is nowhere: it need not be known beforehand.
+    held = _held(tiers, names) if tiers.nvme is not None else len(names)
+    most = max(1, tiers.dram.capacity // _HELD_SHARES // size)
     first = [names[start : min(start + most, held)] for start in range(0, held, most)]
     return _Plan([*first, *_growing(names[held:], part_bytes // size)], len(first), size)
 

@@ -112,13 +112,17 @@ class DramTier:
         return Held(blocks, anchored)
 
     def collect(self, names: Sequence[BlockName], identity: Identity, anchor: bool) -> list[Record]:
-        """Leading blocks of `names` and, where `anchor` and all are here, the last one's anchor; all become young."""
+        """Leading blocks of `names` and, where `anchor` and all are here, the last one's anchor. No `use` of them."""
         found = [self.find(RecordKind.BLOCK, name, identity) for name in names]
         records = [record for record in found[: found.index(None) if None in found else None] if record is not None]
         last = self.find(RecordKind.ANCHOR, names[-1], identity) if anchor and len(records) == len(names) else None
-        records += [last] if last is not None else []
-        self._order.touch([record.id for record in records], self._clock())
-        return records
+        return records if last is None else [*records, last]
+
+    def use(self, records: Iterable[Record]) -> list[Record]:
+        """A prefix is read: those of `records` that are still here become young, and are returned."""
+        here = [record for record in records if self._records.get(record.id) is record]
+        self._order.touch([record.id for record in here], self._clock())
+        return here
 
     def refresh(self, prefix: Sequence[RecordId], older_s: float) -> None:
         """A prefix was used, from its start: what of it is here and was not used for `older_s`."""

@@ -84,16 +84,17 @@ class Tiers:
             return {record for (record, name, _), at, stored in came if self._admit(name, identity, at, stored)}
 
     def collect(self, names: Sequence[BlockName], identity: Identity, anchor: bool) -> list[Record]:
-        """Leading blocks of `names` that are in DRAM and, where `anchor` and all are, the last one's anchor.
+        """Leading blocks of `names` that are in DRAM and, where `anchor` and all are, the last one's anchor."""
+        return self.dram.collect(names, identity, anchor)
 
-        All become young in both tiers. What is not below, for the disk had no time for it, is offered to it again.
-        """
-        records = self.dram.collect(names, identity, anchor)
+    def use(self, records: Sequence[Record]) -> None:
+        """What `collect` found is read: it becomes young in both tiers. What is not below, for the disk had no time for
+        it, is offered to it again."""
+        here = self.dram.use(records)
         if self.nvme is not None:
-            self.nvme.touch(record.id for record in records)
-            for record in records:
+            self.nvme.touch(record.id for record in here)
+            for record in here:
                 self.keep(record)
-        return records
 
     def refresh(self, prefix: Sequence[RecordId]) -> None:
         """A prefix was used where this store did not see it, in a worker's own memory: what follows it is offered.

@@ -10,6 +10,7 @@ import numpy as np
 
 from fabric import wire
 from fabric.errors import InvalidArgument
+from fabric.kvlink.extents import Row
 from fabric.records import Extent
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import kvstore_pb2 as pb
@@ -24,6 +25,7 @@ from services.worker.scopes import unpack_keeping
 
 MAX_BLOCKS = 16_384
 MAX_BLOCK_TOKENS = 4096
+_TOKEN_BYTES = 4
 _KINDS = {pb.RECORD_KIND_BLOCK: RecordKind.BLOCK, pb.RECORD_KIND_ANCHOR: RecordKind.ANCHOR}
 
 
@@ -35,8 +37,11 @@ def unpack_names(messages: Sequence[pb.BlockName], parent: bytes | None = ROOT) 
     """
     if not 1 <= len(messages) <= MAX_BLOCKS:
         raise InvalidArgument(f"{len(messages)} blocks", field="blocks", fix=f"ask for 1 to {MAX_BLOCKS}")
-    parents = (parent, *(message.key for message in messages[:-1]))
-    return [_unpack_name(message, before) for message, before in zip(messages, parents, strict=True)]
+    names = []
+    for message in messages:
+        names.append(_unpack_name(message, parent))
+        parent = names[-1].key
+    return names
 
 
 def unpack_parent(message: pb.GetRequest) -> bytes | None:
@@ -136,13 +141,23 @@ def pack_grant(granted: Granted) -> pb.PutResponse:
     )
 
 
-def pack_served(served: Served) -> pb.GetResponse:
-    return pb.GetResponse(
-        extents=wire.pack_extents(served.extents).extents,
-        digest_kind=common.DIGEST_KIND_XXH3_64,
-        blocks=served.blocks,
-        anchor=served.anchor,
-    )
+class Answer:
+    """What a Get answers, made as its extents become known."""
+
+    def __init__(self) -> None:
+        self._message = pb.GetResponse(digest_kind=common.DIGEST_KIND_XXH3_64)
+
+    def tell(self, row: Row) -> None:
+        """Adds an extent."""
+        group, block, valid_entries, offset, size, digest = row
+        self._message.extents.add(
+            group=group, block=block, valid_entries=valid_entries, offset=offset, size=size, digest=digest
+        )
+
+    def done(self, served: Served) -> pb.GetResponse:
+        """The answer, after the last extent."""
+        self._message.blocks, self._message.anchor = served.blocks, served.anchor
+        return self._message
 
 
 def _unpack_record(message: pb.RecordOffer) -> RecordOffer:
@@ -154,9 +169,13 @@ def _unpack_record(message: pb.RecordOffer) -> RecordOffer:
 
 
 def _unpack_name(message: pb.BlockName, parent: bytes | None) -> BlockName:
-    key, ids = message.key, message.token_ids  # each access makes an object
-    if len(key) != KEY_BYTES or len(ids) > MAX_BLOCK_TOKENS:
+    key, tokens, ids = message.key, message.tokens, message.token_ids  # each access makes an object
+    if ids:
+        if tokens or len(ids) > MAX_BLOCK_TOKENS:
+            raise InvalidArgument("not the tokens of a block", field="blocks", fix="send one block of ids, one way")
+        tokens = np.asarray(ids, dtype="<u4").tobytes()
+    if len(key) != KEY_BYTES or len(tokens) > _TOKEN_BYTES * MAX_BLOCK_TOKENS or len(tokens) % _TOKEN_BYTES:
         raise InvalidArgument(
             "not the name of a block", field="blocks", fix=f"{KEY_BYTES} bytes of key, one block of ids"
         )
-    return BlockName(key, np.asarray(ids, dtype="<u4").tobytes(), parent)
+    return BlockName(key, tokens, parent)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from engine.errors import EngineError
 from engine.layout import Layout
 from engine.requests import HeldKV, Load, LocalPrefix
@@ -192,6 +194,5 @@ class Loader:
 
 def block_names(tokens: Sequence[int], keys: Sequence[bytes], size: int) -> list[pb.BlockName]:
     """How a store is asked for the blocks of `keys`, each of `size` tokens, from the start of `tokens`."""
-    return [
-        pb.BlockName(key=key, token_ids=tokens[index * size : (index + 1) * size]) for index, key in enumerate(keys)
-    ]
+    rows = np.asarray(tokens[: len(keys) * size], "<u4").reshape(len(keys), size)
+    return [pb.BlockName(key=key, tokens=row.tobytes()) for key, row in zip(keys, rows, strict=True)]

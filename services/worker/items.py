@@ -32,7 +32,7 @@ def items_of(offer: Offer, layout: Layout) -> list[Item]:
     anchors = {anchor.key: anchor for anchor in offer.anchors}
     items = []
     for block in offer.blocks:
-        name = pb.BlockName(key=block.key, token_ids=block.tokens)
+        name = pb.BlockName(key=block.key, tokens=np.asarray(block.tokens, "<u4").tobytes())
         record = pb.RecordOffer(kind=pb.RECORD_KIND_BLOCK, name=name, parent_key=block.parent, size=layout.block_bytes)
         items.append(Item(record, block.block, anchor=False, tokens=layout.block_tokens))
         anchor = anchors.get(block.key)

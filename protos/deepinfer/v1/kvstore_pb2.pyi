@@ -44,12 +44,14 @@ class KvStoreServiceInfoResponse(_message.Message):
     def __init__(self, instance: _Optional[str] = ..., epoch: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., records: _Optional[int] = ..., max_record_bytes: _Optional[int] = ..., landing_bytes: _Optional[int] = ..., transport_lane: _Optional[str] = ..., digest_kind: _Optional[_Union[_common_pb2.DigestKind, str]] = ...) -> None: ...
 
 class BlockName(_message.Message):
-    __slots__ = ("key", "token_ids")
+    __slots__ = ("key", "token_ids", "tokens")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, key: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    tokens: bytes
+    def __init__(self, key: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., tokens: _Optional[bytes] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
     __slots__ = ("blocks", "model_revision", "layout_fingerprint", "anchor")

@@ -93,6 +93,7 @@ class Model:
         names = self.names(prompt)
         held = self.tier.lookup(names, IDENTITY)
         found = self.tier.collect(names[: held.anchored], IDENTITY, anchor=True) if held.anchored else []
+        self.tier.use(found)
         self._compare(prompt, found)
 
     def _compare(self, prompt: Prompt, found: Sequence[Record]) -> None:

@@ -110,7 +110,7 @@ async def test_an_entry_tells_age_idle_time_and_class_and_looking_is_no_use() ->
     record = replace(store(bench.dram, 1), retention=RetentionClass.CHAT)
     bench.dram._records[record.id] = record
     bench.clock.now = 7.0
-    bench.dram.collect([name(1)], record.identity, anchor=False)
+    bench.dram.use([record])
     bench.clock.now = 10.0
     for _ in range(2):
         entry = bench.catalog.entry(record.id)

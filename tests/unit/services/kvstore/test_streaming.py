@@ -76,7 +76,8 @@ async def test_what_is_ready_comes_as_one_part(tmp_path: Path, monkeypatch) -> N
             async with asyncio.timeout(10.0):
                 await all_there.wait()
             rest = [len(part.records) async for part in parts]
-        assert rest == [9 - len(first.records)]
+        left = 9 - len(first.records)
+        assert rest == ([left] if left else []), "on a slow machine all may be there at once"
 
 
 async def test_reads_at_a_time_keep_no_more_than_their_half_of_dram_in_place(tmp_path: Path) -> None:

@@ -75,10 +75,21 @@ def test_a_used_prefix_outlives_an_unused_one() -> None:
     tier = DramTier(4 * SIZE, Clock())
     chain(tier, 1, 2)
     chain(tier, 3, 4)
-    tier.collect([name(1), name(2)], IDENTITY, anchor=False)
+    read = tier.collect([name(1), name(2)], IDENTITY, anchor=False)
+    assert tier.use(read) == read
     store(tier, 9)
     assert tier.lookup([name(1), name(2)], IDENTITY).blocks == 2
     assert tier.lookup([name(3), name(4)], IDENTITY).blocks == 1
+
+
+def test_what_left_before_its_use_was_told_is_passed_over() -> None:
+    tier = DramTier(4 * SIZE, Clock())
+    chain(tier, 1, 2)
+    kept, gone = tier.collect([name(1), name(2)], IDENTITY, anchor=False)
+    tier.drop(gone)
+    assert tier.use([kept, gone]) == [kept]
+    chain(tier, 2)  # another record of that name
+    assert tier.use([kept, gone]) == [kept]
 
 
 def test_retained_records_leave_last_but_never_wedge_the_store() -> None:

@@ -72,6 +72,7 @@ class Bench:
         names = [name(number) for number in numbers]
         await self.tiers.raise_(names, IDENTITY, anchor=False)
         records = self.tiers.collect(names, IDENTITY, anchor=False)
+        self.tiers.use(records)
         for number, record in zip(numbers, records, strict=False):
             assert (self.tiers.dram.memory[record.offset : record.offset + SIZE] == payload(number)).all()
         return len(records)
