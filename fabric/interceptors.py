@@ -140,7 +140,8 @@ class CallScope(grpc.aio.ServerInterceptor):
         finally:
             self._in_flight.leave(finite)
             self._metrics.inflight.labels(method).dec()
-            self._record(method, failure, time.monotonic() - started)
+            # While the answer is on its way: to count and to log takes as long as a small handler.
+            asyncio.get_running_loop().call_soon(self._record, method, failure, time.monotonic() - started)
 
     def _record(self, method: str, failure: ServiceError | None, elapsed_s: float) -> None:
         code = "ok" if failure is None else failure.code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -11,7 +12,7 @@ import pytest
 
 from fabric import errors
 from fabric.errors import InvalidArgument
-from fabric.interceptors import CallScope, InFlight
+from fabric.interceptors import CallScope, InFlight, request_id
 from fabric.telemetry.metrics import Metrics
 
 
@@ -42,3 +43,34 @@ async def test_an_error_after_a_write_that_was_cancelled_reaches_the_caller_at_o
         await server.stop(0)
     told = errors.from_rpc(caught.value)
     assert isinstance(told, InvalidArgument) and told.field == "tokens"
+
+
+class Arrived:
+    """What a call's context says when it arrives."""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("x-request-id", "mine"),)
+
+    def time_remaining(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(("failure", "code"), [(None, "ok"), (asyncio.CancelledError(), "cancelled")])
+async def test_a_call_is_recorded_once_behind_its_answer_under_its_own_id(
+    failure: BaseException | None, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics, ids = Metrics("test"), list[str]()
+    scope = CallScope(metrics, InFlight())
+    record = scope._record
+    monkeypatch.setattr(scope, "_record", lambda *call: (ids.append(request_id()), record(*call)))
+
+    def counted() -> float | None:
+        return metrics.registry.get_sample_value("deepinfer_rpc_requests_total", {"method": "/test/Do", "code": code})
+
+    with suppress(asyncio.CancelledError):
+        async with scope._scope("/test/Do", Arrived()):
+            if failure is not None:
+                raise failure
+    assert counted() is None, "the answer goes first"
+    await asyncio.sleep(0)
+    assert (counted(), ids) == (1.0, ["mine"])
