@@ -84,12 +84,14 @@ class Answers:
 
         If it did not hear of it, it asks again: for so long somebody listens, though the transfer may be closed.
         """
-        loop = asyncio.get_running_loop()
-        loop.call_soon(self.give, transfer)
+        asyncio.get_running_loop().call_soon(self._confirm, transfer)
+
+    def _confirm(self, transfer: Transfer) -> None:
+        self.give(transfer)
         listening = ExitStack()
         with suppress(ServiceError):  # the link is being closed
             listening.enter_context(self._link.expecting())
-        loop.call_later(_LISTEN_S, listening.close)
+        asyncio.get_running_loop().call_later(_LISTEN_S, listening.close)
 
     def repeat(self, transfer: Transfer) -> None:
         """A chunk came after the end: its writer did not hear of it."""

@@ -185,7 +185,7 @@ class Intake:
             self._answers.repeat(transfer)
             return
         self._take(transfer, chunk)
-        if chunk.reply is not None:
+        if chunk.reply is not None and not transfer.over.is_set():  # else it was told, or is once who waits has run
             self._answers.give(transfer)
 
     def _over(self, transfer: Transfer) -> None:

@@ -196,12 +196,13 @@ def _pack(kind: int, parts: list[bytes]) -> bytes:
 
 
 def _unpack(payload: bytes) -> list[bytes]:
-    parts, at = [], 1
-    while at < len(payload):
-        (size,) = _SIZE.unpack_from(payload, at)
-        at += _SIZE.size
-        if at + size > len(payload):
+    parts, at, end = [], 1, len(payload)
+    unpack_from, head = _SIZE.unpack_from, _SIZE.size
+    while at < end:
+        (size,) = unpack_from(payload, at)
+        first = at + head
+        at = first + size
+        if at > end:
             raise ValueError("cut short")
-        parts.append(payload[at : at + size])
-        at += size
+        parts.append(payload[first:at])
     return parts

@@ -258,7 +258,7 @@ class Outgoing:
         region = pieces.regions[int(pieces.of[0])] if len(pieces) else None
         if last and (region is None or not self._lends(region)):
             await self._lent_taken()  # this notice says that no more is written: what was lent might have to be
-        run = await self._place(int(pieces.sizes.sum()))
+        run = await self._place(pieces.nbytes)
         chunk = _Unconfirmed(self._chunks, run, last, pieces)
         self._chunks += 1
         self._unconfirmed.append(chunk)

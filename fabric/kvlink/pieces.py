@@ -51,12 +51,17 @@ class Pieces:
 
     def cut(self, first: int, end: int) -> Pieces:
         table = self.extents.table[first:end].copy()
+        if len(table) == len(self):
+            return Pieces(Extents(self.extents.groups, table), self.regions, self.of, self.starts)
         return Pieces(Extents(self.extents.groups, table), self.regions, self.of[first:end], self.starts[first:end])
 
     def spans(self, chunk_bytes: int, apart: bool) -> list[tuple[int, int]]:
         """Chunks [first, end) in order, each of `chunk_bytes` bytes at most or of one piece; `apart`: of one region."""
+        mixed = apart and len(self.regions) > 1
+        if len(self) and not mixed and self.nbytes <= chunk_bytes:
+            return [(0, len(self))]
         sizes = self.sizes
-        borders = ((self.of[1:] != self.of[:-1]).nonzero()[0] + 1).tolist() if apart and len(self.regions) > 1 else []
+        borders = ((self.of[1:] != self.of[:-1]).nonzero()[0] + 1).tolist() if mixed else []
         found = []
         for first, end in pairwise([0, *borders, len(self)]):
             found += [(first + start, first + stop) for start, stop in cut(sizes[first:end], chunk_bytes)]
@@ -66,6 +71,11 @@ class Pieces:
     def sizes(self) -> Offsets:
         """Bytes of each, int64 [n]."""
         return self.extents.table["size"].astype(np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all."""
+        return int(self.extents.table["size"].sum())
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -131,7 +131,7 @@ async def test_a_worker_cut_off_from_etcd_leaves_and_returns_and_keeps_its_strea
         back_s = time.monotonic() - healed
     promise(22, f"cut off, lease {LEASE_S} s: out of the pool after", left_s, at_most=LEASE_S + 1.0, unit="s")
     promise(22, "healed: back in the pool after", back_s, at_most=LEASE_S, unit="s")
-    known = "an epoch names memory and tickets, which a partition does not touch; streams on it went on"
+    known = "an epoch names memory and tickets, which no partition gives to others; the stream on it went on (ADR 20)"
     promise(22, "back with a new epoch", int(registry.epochs[CHILD] != EPOCH), exactly=1, reason=known)
 
 

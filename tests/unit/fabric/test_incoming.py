@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -248,6 +249,28 @@ async def test_what_is_lent_is_copied_from_where_it_is_and_confirmed(desk, write
     assert lent.asked[0] == (*WRITER, Lent.NAME)
     assert await answered(writer_link) == Credit("t", 500, 1)
     assert desk.pool.state("t") is SlabState.FREE  # all was taken: nothing will be written
+
+
+async def test_who_waits_for_the_bytes_runs_before_their_writer_is_told(desk, writer_link, monkeypatch):
+    order: list[str] = []
+
+    def told(reply: LinkAddress, writes: object, *, notify: bytes) -> bool:
+        order.append("told")
+        return True
+
+    async def wait() -> None:
+        await desk.intake.ready("t", 5.0)
+        order.append("ready")
+
+    monkeypatch.setattr(desk.intake._link, "push_at_once", told)
+    waiting = asyncio.ensure_future(wait())
+    await asyncio.sleep(0)
+    desk.say(replace(desk.chunk(0, 0, b"a" * 100, 0, last=True), reply=writer_link.address))
+    assert order == []
+    await waiting
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert order == ["ready", "told"]
 
 
 async def test_what_its_owner_changed_after_it_was_sealed_is_found(desk, writer_link):
