@@ -22,6 +22,7 @@ constexpr bool TRADED = TOKENS >= 64 && WARPGROUPS >= (TOKENS == 128 ? 2 : 3) &&
 constexpr int KEPT = WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : 112;
 constexpr int LEFT = WARPGROUPS == 2 ? 40 : WARPGROUPS == 3 ? 32 : 24;
 constexpr int PRODUCERS = TRADED ? 128 : 32;
+static_assert(!TRADED || RESIDENT == 1, "two blocks would wait for each other's registers");
 static_assert(SPLIT == 1 || ONCE, "a cluster meets once");
 constexpr int PACKED = 64 * DEPTH / 2 + 64 * 4;  // bytes of 64 rows of one block of channels, FORMAT 4
 constexpr int WEIGHT = FORMAT == 8 ? ROWS * DEPTH : ROW_GROUPS * PACKED, ACTIVATION = TOKENS * DEPTH;
