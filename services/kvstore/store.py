@@ -36,9 +36,6 @@ from services.kvstore.tiers import Tiers
 from services.worker.notices import HandoffNotice
 from services.worker.together import settled
 
-# Half of what workers grant a read by default: of what is lent, a reader copies one chunk while it is told of the next.
-_IN_FLIGHT_BYTES = 8 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
@@ -82,7 +79,7 @@ class Store:
         self._announcer, self._filling, self._prefetcher = announcer, filling, prefetcher
         self._limits, self._metrics = limits, metrics
         self._region = link.register(tiers.dram.memory)
-        self._sender = Sender(link, SendLimits(in_flight_bytes=_IN_FLIGHT_BYTES, timeout_s=limits.push_timeout_s))
+        self._sender = Sender(link, SendLimits(timeout_s=limits.push_timeout_s))
         self._mint = mint
         self._awaited: set[str] = set()
         announcer.where, announcer.held = self._where, self._held

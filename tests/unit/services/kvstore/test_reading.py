@@ -1,32 +1,30 @@
-"""A read over a real link: what a reader of the same host is told while it still copies what it was told of before."""
+"""A read over a real link by a reader of the same host, from the store's records to the reader's memory."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 
 import numpy as np
 import pytest
 from pydantic import SecretStr
 
-from fabric.kvlink import messages, open_link
+from fabric.kvlink import Link, open_link
 from fabric.kvlink.extents import Row
 from fabric.kvlink.incoming import Intake
 from fabric.kvlink.landing import LandingPool
-from fabric.kvlink.messages import Chunk
 from fabric.kvlink.slabs import Writer
 from fabric.kvlink.verify import digest
+from fabric.lifecycle import background
 from fabric.records import Extent
 from services.kvstore.records import ROOT, BlockName, Identity, Record, RecordId, RecordKind
 from services.kvstore.service import build
 from services.kvstore.settings import KvStoreSettings
 from services.kvstore.store import Store
-from services.worker.settings import WorkerSettings
 
 IDENTITY = Identity("revision", "layout")
-SIZE, BLOCKS = 1 << 20, 16
-WINDOW = round(WorkerSettings.model_fields["window_mb"].default * SIZE)
+SIZE, BLOCKS = 1 << 20, 12
+WINDOW = 4 * SIZE
 
 
 @pytest.fixture
@@ -53,22 +51,17 @@ def filled(store: Store, content: np.ndarray) -> list[BlockName]:
     return names
 
 
-async def test_a_reader_is_told_of_the_next_chunk_while_it_copies_one(store: Store) -> None:
+async def test_what_is_told_is_what_was_verified_where_it_is_used_and_the_policy_hears_of_it(store: Store) -> None:
     content = np.random.default_rng(3).integers(0, 256, (BLOCKS, SIZE), dtype=np.uint8)
     names, target, told = filled(store, content), np.zeros_like(content), list[Row]()
     link = open_link("ucx://", "reader", 1)
     intake = Intake(link, LandingPool(link, WINDOW))
-    landing = intake.open("read", WINDOW, lambda group, block, size: target[block])
+    landing = intake.open("read", WINDOW, lambda group, block, size: target[block - 5])
+    used: list[RecordId] = []
+    store.tier._order.touch = lambda keys, now: used.extend(keys)  # type: ignore[method-assign]
     try:
-        async with asyncio.timeout(30.0), aclosing(link.notices()) as notices:
-            reading = asyncio.create_task(store.get(names, 0, False, IDENTITY, landing, told.append))
-            untaken = [await anext(notices) for _ in range(2)]
-            chunks = [messages.unpack(notice.payload) for notice in untaken]
-            assert all(isinstance(chunk, Chunk) and chunk.lent for chunk in chunks)
-            assert [(chunk.number, len(chunk.extents)) for chunk in chunks] == [(0, BLOCKS // 2), (1, BLOCKS // 2)]
-            for notice in untaken:
-                assert intake.noticed(notice)
-            served = await reading
+        async with asyncio.timeout(30.0), background(followed(link, intake), "notices"):
+            served = await store.get(names, 5, False, IDENTITY, landing, told.append)
             verified = await intake.ready("read", 10.0)
     finally:
         await intake.close("read", Writer.FINISHED)
@@ -76,4 +69,11 @@ async def test_a_reader_is_told_of_the_next_chunk_while_it_copies_one(store: Sto
         await link.close()
     assert (served.blocks, served.anchor) == (BLOCKS, False)
     assert np.array_equal(target, content)
+    assert [block for _, block, *_ in told] == list(range(5, 5 + BLOCKS))
     assert verified == {(group, block): (valid, size, seal) for group, block, valid, _, size, seal in told}
+    assert used == [RecordId(RecordKind.BLOCK, name.key) for name in names], "each once"
+
+
+async def followed(link: Link, intake: Intake) -> None:
+    async for notice in link.notices():
+        intake.noticed(notice)
