@@ -110,7 +110,8 @@ async def _send(pipe: Connection, transport: str, chunk_bytes: int) -> None:
     source, written = link.register(shared), link.register(plain)
     sealed = {(name, True): case.seal(source) for name, case in CASES.items()}
     sealed[LARGE.name, False] = LARGE.seal(written)
-    while (order := await _receive(pipe)) is not None:
+    orders = Heard(pipe)
+    while (order := await orders.next()) is not None:
         match order:
             case ("handoff", name, lends, packed):
                 landing = wire.unpack_landing(pb.Landing.FromString(packed))
@@ -133,15 +134,24 @@ async def _follow(link: Link, take: Callable[..., bool]) -> None:
         take(notice)
 
 
-async def _receive(pipe: Connection) -> Any:
-    """What the other process sends next, without a thread in between."""
-    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(pipe.fileno(), arrived.set)
-    try:
-        await arrived.wait()
-    finally:
-        loop.remove_reader(pipe.fileno())
-    return pickle.loads(pipe.recv_bytes())  # noqa: S301 - from our own child or parent
+class Heard:
+    """What the other process says, without a thread in between."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._messages: asyncio.Queue[Any] = asyncio.Queue()
+        asyncio.get_running_loop().add_reader(pipe.fileno(), self._take)
+
+    async def next(self) -> Any:
+        return await self._messages.get()
+
+    def _take(self) -> None:
+        try:
+            message = pickle.loads(self._pipe.recv_bytes())  # noqa: S301 - from our own child or parent
+        except EOFError:  # the other process has ended
+            asyncio.get_running_loop().remove_reader(self._pipe.fileno())
+            message = None
+        self._messages.put_nowait(message)
 
 
 def _tell(pipe: Connection, message: object) -> None:
@@ -174,7 +184,7 @@ class Receiver:
     """Live blocks, a landing pool and the timing of one handoff; and a landing that nobody can map."""
 
     def __init__(self, pipe: Connection, transport: str, window_bytes: int) -> None:
-        self.pipe, self._window_bytes = pipe, window_bytes
+        self.pipe, self._heard, self._window_bytes = pipe, Heard(pipe), window_bytes
         self.link = open_link(transport, "bench-target", 1)
         self.plain_link = open_link("ucx://?mapped=off", "bench-plain", 1)
         self.plain = LandingPool(self.plain_link, LARGE.nbytes)
@@ -182,7 +192,8 @@ class Receiver:
         self.intake = Intake(self.link, self.pool)
         self.following = asyncio.ensure_future(_follow(self.link, self.intake.noticed))
         largest = max(case.nbytes for case in CASES.values())
-        self.live, self.other = (np.full(largest, fill, np.uint8) for fill in (1, 2))
+        self.live, self.other = (self.link.allocate(largest) for _ in range(2))  # as a worker's pool is
+        self.live[:], self.other[:] = 1, 2
         self.handoffs = 0
 
     async def handoff(self, case: Case, lends: bool = True) -> float:
@@ -219,7 +230,7 @@ class Receiver:
 
     async def ask(self, *order: object) -> Any:
         _tell(self.pipe, order)
-        return await _receive(self.pipe)
+        return await self._heard.next()
 
     async def close(self) -> None:
         _tell(self.pipe, None)

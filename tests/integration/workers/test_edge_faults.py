@@ -17,6 +17,7 @@ from engine.sampling.params import SamplingParams
 from fabric.discovery import open_discovery
 from fabric.errors import ServiceError
 from protos.deepinfer.v1 import decode_pb2, kvstore_pb2, prefill_pb2
+from tests.support.engines import runner_of
 from tests.support.faultproxy import FaultProxy, Faults, fault_proxy
 from tests.support.promises import Recorder
 from tests.support.servers import PASSWORD, etcd_server, redis_server
@@ -40,16 +41,14 @@ class Edge:
     request: Callable[[int], Awaitable[float]]
     server: str
 
-    async def working(self) -> bool:
+    @property
+    def working(self) -> bool:
         """Whether the server still answers a call, or computes for one."""
-        if self.stack.running[self.server].chassis._in_flight.finite:
-            return True
-        if self.server != "prefill":
-            return False
-        stats = await self.stack.stats("prefill")
-        return bool(stats.waiting or stats.running)
+        answers = bool(self.stack.running[self.server].chassis._in_flight.finite)
+        return answers or (self.server == "prefill" and runner_of(self.stack.servicer("prefill")).busy)
 
-    async def holding(self) -> bool:
+    @property
+    def holding(self) -> bool:
         """Whether the server holds memory for calls that are over: of writes that nobody can take back."""
         return self.server == "prefill" and bool(self.stack.servicer("prefill").worker.unfinished)
 
@@ -142,10 +141,10 @@ async def test_calls_behind_a_sick_edge_end_by_their_deadline(
             took = await asyncio.gather(*(edge.request(number) for number in range(REQUESTS)))
             longest = max(longest, *took)
             async with asyncio.timeout(60.0):
-                while await edge.working():  # noqa: ASYNC110  another party's counter
+                while edge.working:  # noqa: ASYNC110  another party's counter
                     await asyncio.sleep(0.005)
                 longest_work = max(longest_work, time.monotonic() - began)
-                while await edge.holding():  # noqa: ASYNC110  another party's counter
+                while edge.holding:  # noqa: ASYNC110  another party's counter
                     await asyncio.sleep(0.005)
                 longest_held = max(longest_held, time.monotonic() - began)
             edge.proxy.faults = Faults()
