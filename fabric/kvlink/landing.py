@@ -35,8 +35,8 @@ from fabric.telemetry import logs
 _log = logs.get("landing")
 ResultT = TypeVar("ResultT")
 # Up to here, a quarter of a millisecond, a change of thread costs more than it saves: more so on a busy machine. A
-# kernel copies 8 MiB, a whole chunk of what is lent, in 0.8 ms, and lets other threads run meanwhile.
-_INLINE_BYTES, _KERNEL_INLINE_BYTES = 1 << 20, 8 << 20
+# kernel copies 16 MiB, a whole chunk of what is lent, in 1.4 ms, and lets other threads run meanwhile.
+_INLINE_BYTES, _KERNEL_INLINE_BYTES = 1 << 20, 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
