@@ -30,6 +30,7 @@ from engine.model import ModelInfo
 from engine.requests import DecodeRequest
 from engine.sampling.params import SamplingParams, SamplingState
 from kernels import choose
+from kernels.reference.records import LATENT_BYTES, packed_latents
 
 BATCHES = (1, 32, 128)
 BARS = {1: 0.6}  # batch -> share of the floor
@@ -45,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=64, help="timed steps for each batch")
     parser.add_argument("--batch", type=int, action="append", help=f"default: {BATCHES}")
     parser.add_argument("--kernels", default="triton", choices=("triton", "cuda"), help="whose operators")
+    parser.add_argument("--kv-cache", default="rows", choices=("rows", "records"), help="in bf16, or as published")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here")
@@ -52,7 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     for row in measured(options):
         print(f"{row.name}: {row.value:.4g} {row.unit} {row.verdict}", flush=True)  # a run that is cut short has told
         rows.append(row)
-    title = f"engine on {torch.cuda.get_device_name()}, {options.kernels} kernels, context {options.context}"
+    title = f"engine on {torch.cuda.get_device_name()}, {options.kernels} kernels, {options.kv_cache}"
+    title += f", context {options.context}"
     return report(title, rows, options.json)
 
 
@@ -60,7 +63,8 @@ def measured(options: argparse.Namespace) -> Iterator[Row]:
     """Every figure as soon as it stands."""
     rate = copy_gb_per_s()
     yield Row("copy", rate, "GB/s")
-    model = random_model(choose(options.kernels, "cuda"), options.seed, block_tokens=BLOCK_TOKENS)
+    ops = choose(options.kernels, "cuda", records=options.kv_cache == "records")
+    model = random_model(ops, options.seed, block_tokens=BLOCK_TOKENS)
     embedding = model.config.vocab_size * model.config.hidden
     yield Row("parameters", (weights_met(model.config, model.config.experts) + embedding) / 1e9, "billion")
     for batch in options.batch or BATCHES:
@@ -84,12 +88,22 @@ def opened(model: Mla, batch: int, tokens: int) -> Engine:
     blocks = batch * model.layout.blocks_for(tokens)
     pool = CachePool(model.layout, blocks, batch + 1, torch.bfloat16, torch.device("cuda"))
     generator = torch.Generator("cuda").manual_seed(1)
-    for some in pool.pages("latent", 0).storage.split(256):
-        some.normal_(generator=generator)
+    pages = pool.pages("latent", 0)
+    for some in pages.storage.split(256):
+        if pages.are_records:
+            some.copy_(records_like(some[:1], generator).expand_as(some))
+        else:
+            some.normal_(generator=generator)
     info = ModelInfo(
         "random", "0" * 64, model.name, model.vocab_size, model.max_context_tokens, model.eos_token_ids, model.layout
     )
     return Engine(model, pool, info, config)
+
+
+def records_like(block: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random latents as records, for every place of a block uint8 [1, bytes]."""
+    latents = torch.randn(block.shape[1] // LATENT_BYTES, 576, generator=generator, device=block.device)
+    return packed_latents(latents).view(1, -1)
 
 
 def begin(engine: Engine, batch: int, options: argparse.Namespace) -> None:
@@ -136,8 +150,8 @@ def floor_bytes(model: Mla, batch: int, context: int) -> float:
     """Bytes that one step must read: weights once, of the experts those that are chosen, and every cached row."""
     config = model.config
     met = config.experts * (1 - (1 - config.experts_per_token / config.experts) ** batch)
-    cached = batch * context * len(config.dense) * (config.latent_rank + config.rope)
-    return 2 * (weights_met(config, met) + cached)
+    cached = batch * context * model.layout.block_bytes / model.layout.block_tokens
+    return 2 * weights_met(config, met) + cached
 
 
 if __name__ == "__main__":

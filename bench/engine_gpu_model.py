@@ -83,7 +83,7 @@ def random_model(ops: Ops, seed: int, layers: int | None = None, block_tokens: i
     config = parse(SHAPE if layers is None else {**SHAPE, "num_hidden_layers": layers})
     reader = RandomReader(seed, ops.device)
     weights = build(reader, config, ops, torch.bfloat16, True)  # type: ignore[arg-type]  # reads as a Reader does
-    return Mla(config, Options(), weights, torch.bfloat16, ops, block_tokens, True)
+    return Mla(config, Options(), weights, torch.bfloat16, ops, block_tokens, not ops.records)
 
 
 def weights_met(config: MlaConfig, experts: float) -> float:

@@ -96,3 +96,10 @@ def test_kernels_of_a_gpu_are_batch_invariant_where_that_is_asked_for(
     assert fast.name == invariant.name == kernels and fast.linear is not invariant.linear
     with pytest.raises(KernelError, match="stored weights are not batch invariant"):
         choose(kernels, "cuda", batch_invariant=True, stored=True)
+
+
+def test_records_are_kept_by_the_backends_that_read_them_alone() -> None:
+    assert choose("reference", records=True).records
+    assert not choose("reference").records
+    with pytest.raises(KernelError, match=r"the cpu kernels read and write no published records; choose kv_cache=rows"):
+        choose("auto", records=True)

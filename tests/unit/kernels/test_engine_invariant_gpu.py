@@ -24,12 +24,13 @@ LENGTHS, NEW = (1, 3, 17, 40, 61, 90, 130), 6
 
 
 def answers(
-    folder: Path, kernels: str, dtype: str, sequences: int, batch_tokens: int
+    folder: Path, kernels: str, dtype: str, sequences: int, batch_tokens: int, kv_cache: str = "rows"
 ) -> dict[int, list[tuple[int, float]]]:
     """Tokens and their log probabilities, exactly, of prompts of several lengths; `sequences` run at a time."""
     config = EngineConfig(
         folder, dtype, num_blocks=32, kernels=kernels, device="cuda", max_sequences=sequences,
         max_batch_tokens=batch_tokens, batch_invariant=True, block_tokens=32,
+        kv_cache=kv_cache,
     )  # fmt: skip
     engine, draw = Engine.open(config), np.random.default_rng(0)
     params = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True, logprobs=1)
