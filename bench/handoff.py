@@ -117,6 +117,7 @@ async def _send(pipe: Connection, transport: str, chunk_bytes: int) -> None:
                 landing = wire.unpack_landing(pb.Landing.FromString(packed))
                 async with sender.transfer(landing) as outgoing:
                     await outgoing.send(sealed[name, lends], last=True)
+                _tell(pipe, "confirmed")
             case ("push", landing, rounds):
                 geometry = Geometry(LARGE.name, LARGE.blocks, LARGE.groups)
                 pushed = Source(link, geometry, np.random.default_rng(0))
@@ -209,6 +210,7 @@ class Receiver:
         await self.intake.ready(owner, TIMEOUT_S)
         took = time.perf_counter() - started
         await self.intake.close(owner, Writer.FINISHED)
+        await self._heard.next()  # the sender is told after who waits here has run: not at the cost of the next handoff
         return took
 
     def memcpy(self, case: Case) -> float:
