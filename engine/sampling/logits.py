@@ -9,8 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.sampling.drawing import drawn
 from engine.sampling.sampler import Choice, Row, choose
 from kernels.likeliest import likeliest
+from kernels.sampler import sampler_of
+from kernels.staging import on_device
 
 
 class Logits:
@@ -28,8 +31,31 @@ class Logits:
         return self._logits.cpu().numpy()
 
     def choose(self, places: Sequence[int], rows: Sequence[Row], eos_token_ids: Sequence[int]) -> list[Choice]:
-        """As `sampler.choose`, of the logits at `places`."""
-        if self._best is None or not all(row.plain and row.greedy for row in rows):
+        """As `sampler.choose`, of the logits at `places`.
+
+        On a device, rows that want a token alone get it there: the likeliest, or one drawn in integers, which is the
+        host's but where its point lies within fp32's rounding of a bound. What is asked of a row decides, so that its
+        token does not depend on the others. The rest comes to the host.
+        """
+        if self._best is None:
             return choose(self.array[places], rows, eos_token_ids)
         tokens, finite = self._best
-        return [Choice(int(tokens[place]) if finite[place] else None, None) for place in places]
+        sample = sampler_of(self._logits.device)
+        best = [index for index, row in enumerate(rows) if row.plain and row.greedy]
+        hot = [index for index, row in enumerate(rows) if row.plain and row.drawn] if sample is not None else []
+        rest = sorted({*range(len(rows))} - {*best, *hot})
+        found = {index: Choice(int(tokens[places[index]]), None) for index in best}
+        if sample is not None and hot:
+            taken = drawn(sample, self._at([places[index] for index in hot]), [rows[index] for index in hot])
+            found |= {index: Choice(int(token), None) for index, token in zip(hot, taken, strict=True)}
+        found = {index: choice if finite[places[index]] else Choice(None, None) for index, choice in found.items()}
+        if rest:
+            array = self._at([places[index] for index in rest]).cpu().numpy()
+            found |= zip(rest, choose(array, [rows[index] for index in rest], eos_token_ids), strict=True)
+        return [found[index] for index in range(len(rows))]
+
+    def _at(self, places: list[int]) -> torch.Tensor:
+        """The logits at these places, where they are."""
+        if places == list(range(len(self._logits))):
+            return self._logits
+        return self._logits[on_device(np.array(places), self._logits.device)]

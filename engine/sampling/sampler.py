@@ -35,6 +35,11 @@ class Row:
         """Whether the likeliest token is all that is wanted of the row."""
         return self.params.temperature == 0.0 and self.params.logprobs is None
 
+    @property
+    def drawn(self) -> bool:
+        """Whether a drawn token is all that is wanted of the row."""
+        return self.params.temperature > 0.0 and self.params.logprobs is None
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
