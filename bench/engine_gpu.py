@@ -1,6 +1,6 @@
 """The engine's decode on one GPU: `python -m bench.engine_gpu`. Exit code 1 where the bar is missed.
 
-A random model of V2-Lite's shape (16 B parameters, bf16, made on the device from a seed) decodes greedily behind a
+A random model of V2-Lite's shape (16 B parameters, bf16, made on the device from a seed) decodes behind a
 context of random latents, through `Engine.step`: schedule, one graph, commit. The floor is the time to read, at the
 copy rate of this run, the weights that a step needs and the cached rows; at larger batches the weights of as many
 experts as even choices would meet. `graph` is the device's own time of a step, without the engine around it.
@@ -30,7 +30,7 @@ from engine.model import ModelInfo
 from engine.requests import DecodeRequest
 from engine.sampling.params import SamplingParams, SamplingState
 from kernels import choose
-from kernels.reference.records import LATENT_BYTES, packed_latents
+from kernels.reference.records import LATENT_BYTES
 
 BATCHES = (1, 32, 128)
 BARS = {1: 0.6}  # batch -> share of the floor
@@ -47,6 +47,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, action="append", help=f"default: {BATCHES}")
     parser.add_argument("--kernels", default="triton", choices=("triton", "cuda"), help="whose operators")
     parser.add_argument("--kv-cache", default="rows", choices=("rows", "records"), help="in bf16, or as published")
+    parser.add_argument("--temperature", type=float, default=0.0, help="above 0: tokens are drawn, not the likeliest")
+    parser.add_argument("--top-p", type=float, default=1.0)
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here")
@@ -69,7 +71,7 @@ def measured(options: argparse.Namespace) -> Iterator[Row]:
     yield Row("parameters", (weights_met(model.config, model.config.experts) + embedding) / 1e9, "billion")
     for batch in options.batch or BATCHES:
         engine = opened(model, batch, options.context + options.steps + 32)
-        begin(engine, batch, options)
+        begin(engine, batch, options, options.temperature, options.top_p)
         step_ms = step_times(engine, options.steps)
         floor_ms = floor_bytes(model, batch, options.context) / rate / 1e6
         graph_ms = graph_time(engine)
@@ -91,7 +93,7 @@ def opened(model: Mla, batch: int, tokens: int) -> Engine:
     pages = pool.pages("latent", 0)
     for some in pages.storage.split(256):
         if pages.are_records:
-            some.copy_(records_like(some[:1], generator).expand_as(some))
+            some.copy_(random_records(some.numel() // LATENT_BYTES, generator).view_as(some))
         else:
             some.normal_(generator=generator)
     info = ModelInfo(
@@ -100,15 +102,20 @@ def opened(model: Mla, batch: int, tokens: int) -> Engine:
     return Engine(model, pool, info, config)
 
 
-def records_like(block: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random latents as records, for every place of a block uint8 [1, bytes]."""
-    latents = torch.randn(block.shape[1] // LATENT_BYTES, 576, generator=generator, device=block.device)
-    return packed_latents(latents).view(1, -1)
+def random_records(count: int, generator: torch.Generator) -> torch.Tensor:
+    """Latents of codes, scales and turned channels that are random each: uint8 [count, 656]."""
+    codes = torch.randn(count, 512, generator=generator, device="cuda").to(torch.float8_e4m3fn)
+    scales = torch.rand(count, 4, generator=generator, device="cuda") + 0.5
+    turned = torch.randn(count, 64, generator=generator, device="cuda").bfloat16()
+    return torch.cat([part.view(torch.uint8) for part in (codes, scales, turned)], 1)
 
 
-def begin(engine: Engine, batch: int, options: argparse.Namespace) -> None:
+def begin(
+    engine: Engine, batch: int, options: argparse.Namespace, temperature: float = 0.0, top_p: float = 1.0
+) -> None:
     """Sequences whose context counts as imported."""
-    params = SamplingParams(temperature=0.0, max_tokens=options.steps + 24, ignore_eos=True)
+    most = options.steps + 24
+    params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=most, ignore_eos=True)
     draw = np.random.default_rng(options.seed)
     for index in range(batch):
         prompt = tuple(draw.integers(2, engine.model.vocab_size, options.context).tolist())

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bench.engine_gpu import random_records
 from bench.kernels_timing import median_us
 from bench.table import Row, report
 from kernels import choose
@@ -135,13 +136,7 @@ def plain(blocks: int, random: Callable[..., Tensor]) -> tuple[Pages, Pages]:
 
 def packed(blocks: int, random: Callable[..., Tensor]) -> tuple[Pages, Pages]:
     """Both as records."""
-    count = blocks * PAGE
-    parts = (
-        random(count, 512).to(torch.float8_e4m3fn),
-        random(count, 4).abs(),
-        random(count, 64).bfloat16(),
-    )
-    latents = torch.cat([part.view(torch.uint8) for part in parts], 1).view(blocks, -1)
+    latents = random_records(blocks * PAGE, torch.Generator("cuda").manual_seed(1)).view(blocks, -1)
     codes = random(blocks, PAGE * 128).to(torch.float8_e4m3fn).view(torch.uint8)
     scales = Pages(random(blocks, PAGE).abs(), None, 0, PAGE, 1, 1)
     keys = Pages(codes, None, 0, PAGE, 128, 1)

@@ -51,15 +51,18 @@ def test_operators_over_records_are_the_references(batch_invariant: bool) -> Non
     engine_records.check_all(choose("cuda", "cuda", batch_invariant, records=True), torch.device("cuda"))
 
 
-@pytest.mark.parametrize(("family", "batch_invariant"), [("v2", True), ("v3", True), ("v32", True), ("v32", False)])
+@pytest.mark.parametrize(
+    ("family", "dtype", "batch_invariant"),
+    [("v2", "float32", True), ("v3", "float32", True), ("v32", "bfloat16", True), ("v32", "bfloat16", False)],
+)
 def test_models_give_the_references_tokens_over_the_same_records(
-    family: str, batch_invariant: bool, tmp_path: Path
+    family: str, dtype: str, batch_invariant: bool, tmp_path: Path
 ) -> None:
     """V2 and V3 where queries stay bf16: dense decode over records rounds them to E4M3, which is checked above."""
     folder = write(family, tmp_path / "model")
-    engine = opened(folder, "cuda", "cuda", batch_invariant=batch_invariant)
+    engine = opened(folder, "cuda", "cuda", dtype, batch_invariant=batch_invariant)
     assert engine.graphs is not None, "its decode steps are captured"
-    share = agreeing(engine, opened(folder, "reference", "cpu"), 16, NEAR)
+    share = agreeing(engine, opened(folder, "reference", "cpu", dtype), 16, NEAR)
     print(f"{family}: {share:.0%} of 16 prompts agree")
     assert share >= AGREEING
 
