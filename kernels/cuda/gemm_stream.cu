@@ -36,6 +36,7 @@ constexpr int SENT_BYTES = SPLIT > 1 ? DEPTH_GROUPS * SHARES * SPLIT * SLOT : 0;
 static_assert(STAGES % DEPTH_GROUPS == 0, "a stage has the same reader in each of its turns");
 constexpr int PARTIAL = WHOLE ? CONSUMERS / 32 * CHUNK * 32 : DEPTH_GROUPS * OCTETS * SLOT;
 constexpr bool APART = !ONCE;  // sums may not lie where the ring was
+static_assert(APART || PARTIAL <= STAGES * (WEIGHT + ACTIVATION), "sums fit where the ring was");
 constexpr int TOGETHER = 16;  // tiles of tokens that pass all weights while they stay in the L2
 constexpr int ACTIVATIONS = FORMAT == 8 ? STAGES * WEIGHT : 0, WEIGHTS = FORMAT == 8 ? 0 : STAGES * ACTIVATION;
 constexpr int SCALES = STAGES * (WEIGHT + ACTIVATION), PARTIALS = APART ? SCALES + STAGES * TOKENS * 4 : 0;

@@ -58,7 +58,7 @@ __device__ __forceinline__ void promote(float (&sums)[TOKENS / 2], const float (
 }
 
 __device__ __forceinline__ void release(u32 shared, int stage) {
-    if (!TokenScales::AHEAD) __syncwarp();  // scales were read since the products were awaited, by each lane for itself
+    __syncwarp();  // each lane has read scales for itself
     if (threadIdx.x % 32 == 0) barrier_arrive(shared + FREE + 8 * stage);
 }
 

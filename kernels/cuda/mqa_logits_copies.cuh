@@ -144,9 +144,12 @@ __device__ __forceinline__ void prepare_barriers() {
     __syncthreads();
 }
 
-// The warp that copies. Pages of a lane's two keys of a tile are looked up four tiles ahead.
+// The warp that copies. Where a tile lies in one page, each lane looks up a tile's, and so 32 to 63 tiles ahead: a trip
+// to memory takes as long as several tiles. Elsewhere pages of a lane's two keys of a tile are looked up, AHEAD tiles
+// before it.
 struct Copier {
     static constexpr u32 MODULUS = PAGE ? PAGE : 1;
+    static constexpr int AHEAD = 4, LANES = 32;
     const Scoring &p;
     int lane = threadIdx.x % 32;
     Ring<STAGES> ring;
@@ -156,13 +159,13 @@ struct Copier {
         if (key >= group.end) return -1;
         return PAGE ? p.table[(u64)group.sequence * p.table_stride + key / MODULUS] : 0;
     }
-    // Of a lane's two keys of a tile; where a tile lies in one page, both are looked up as its first key.
+    // Of a lane's two keys of a tile.
     __device__ __forceinline__ int2 pages_of(const Group &group, int tile) const {
-        if (BOX == TILE) {
-            int page = page_of(group, tile * TILE);
-            return make_int2(page, page);
-        }
         return make_int2(page_of(group, tile * TILE + lane), page_of(group, tile * TILE + lane + 32));
+    }
+    // Of the tile that is this lane's, of those from `tile` on.
+    __device__ __forceinline__ int page_ahead(const Group &group, int tile) const {
+        return page_of(group, (tile + lane) * TILE);
     }
     static __device__ __forceinline__ int slot_of(int key) { return PAGE ? key % MODULUS : key; }
 
@@ -224,26 +227,40 @@ struct Copier {
                      : "memory");
     }
 
+    // Tiles `first` to `first + tiles` of a group whose tile `skip` the first one is.
+    __device__ __forceinline__ void copy_whole_tiles(const Group &group, int skip, int first, int tiles) {
+        int now = page_ahead(group, first), next = page_ahead(group, first + LANES);
+        copy_queries(group, skip, tiles);
+        for (int tile = 0; tile < tiles; tile++) {
+            if (tile && tile % LANES == 0) now = next, next = page_ahead(group, first + tile + LANES);
+            int page = __shfl_sync(~0u, now, tile % LANES);
+            copy_keys(group, first + tile, make_int2(page, page));
+        }
+    }
+
+    __device__ __forceinline__ void copy_tiles(const Group &group, int skip, int first, int tiles) {
+        int2 pages[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) pages[i] = pages_of(group, first + i);
+        copy_queries(group, skip, tiles);
+        for (int tile = 0; tile < tiles; tile += AHEAD) {
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                if (tile + i >= tiles) break;
+                int2 now = pages[i];
+                pages[i] = pages_of(group, first + tile + i + AHEAD);
+                copy_keys(group, first + tile + i, now);
+            }
+        }
+    }
+
     __device__ __forceinline__ void run(Piece piece) {
-        constexpr int AHEAD = 4;
         for (; piece.left > 0; piece.group++, piece.skip = 0) {
             Group group(p, piece.group);
             int tiles = min(group.tiles - piece.skip, piece.left), first = group.first + piece.skip;
             if (tiles <= 0) continue;
-            int2 pages[AHEAD];
-#pragma unroll
-            for (int i = 0; i < AHEAD; i++)
-                pages[i] = pages_of(group, first + i);
-            copy_queries(group, piece.skip, tiles);
-            for (int tile = 0; tile < tiles; tile += AHEAD) {
-#pragma unroll
-                for (int i = 0; i < AHEAD; i++) {
-                    if (tile + i >= tiles) break;
-                    int2 now = pages[i];
-                    pages[i] = pages_of(group, first + tile + i + AHEAD);
-                    copy_keys(group, first + tile + i, now);
-                }
-            }
+            if (BOX == TILE) copy_whole_tiles(group, piece.skip, first, tiles);
+            else copy_tiles(group, piece.skip, first, tiles);
             piece.left -= tiles;
         }
     }

@@ -17,7 +17,6 @@ CPU = torch.device("cpu")
 LENGTHS = torch.tensor([130, 0, 1, 64, 65, 300])
 MANY = Plan(64, 4, False, 8, 2, 0, warpgroups=2, buffers=1)
 FEW = Plan(64, 1, True, 9, 2, 64, warpgroups=3, buffers=1, joined=True)
-TWO = replace(FEW, stages=8, warpgroups=2)
 
 
 def run_reference(given: MqaOperands, logits: torch.Tensor) -> None:
@@ -97,8 +96,8 @@ def test_operands_no_kernel_takes_are_refused() -> None:
 def test_plans_share_keys_among_many_tokens_and_take_turns_for_few() -> None:
     assert plan_of(make_ragged(5, 64, 64, CPU, 6)) == MANY
     assert plan_of(make_paged(LENGTHS, 1, 64, 64, CPU, 6)[0]) == FEW
-    assert plan_of(make_paged(LENGTHS, 2, 64, 61, CPU, 6)[0]) == replace(TWO, tokens=2, page=61, joined=False)
-    assert plan_of(make_paged(LENGTHS, 3, 32, 64, CPU, 6)[0]) == replace(TWO, heads=32, tokens=4)
+    assert plan_of(make_paged(LENGTHS, 2, 64, 61, CPU, 6)[0]) == replace(FEW, tokens=2, page=61, joined=False)
+    assert plan_of(make_paged(LENGTHS, 3, 32, 64, CPU, 6)[0]) == replace(FEW, heads=32, tokens=4)
     for heads, tokens in ((16, 9), (32, 5), (64, 3)):
         plan = plan_of(make_ragged(tokens, 64, heads, CPU, 6))
         assert not plan.split and scoring_bytes(plan) <= 232_448 - 1024 and plan.query_box <= 256
