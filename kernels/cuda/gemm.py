@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -26,8 +25,6 @@ def gemm(
     if isinstance(cut, Stream):
         gemm_stream.gemm_stream(activations, weights, counts, experts, output, cut)
     elif isinstance(weights, Fp8Weights):
-        if experts is not None and cut.passes > 1:
-            cut = replace(cut, share=False)  # two experts in a tile, which two blocks of threads cannot take together
         gemm_large.gemm_large(activations, weights, counts, experts, output, cut)
     else:
         raise KernelError("the kernel for many tokens takes no FP4 weights", fix="pass what choose_cut says for fp4")

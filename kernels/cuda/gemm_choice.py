@@ -16,10 +16,11 @@ _FEW_CHANNELS = 1024
 _FEW_TILES, _MOST_SPLIT = 64, 3  # up to so many tiles of 64 rows, channels are split; four do not divide the chip
 _MANY, _MANY_OF_A_GROUP = 256, 128  # tokens beyond which large tiles are faster
 # What 128 channels of a large tile take on an H200, by rows and passes, and what a row of it takes to begin and end.
-_BLOCK_NS = {(64, 1): 300, (96, 1): 365, (128, 1): 428, (160, 1): 530, (192, 1): 600, (128, 2): 780}
+_BLOCK_NS = {(64, 1): 300, (96, 1): 365, (128, 1): 428, (160, 1): 530, (176, 1): 562, (192, 1): 600, (128, 2): 780}
 _NS_OF_A_ROW = 4.7
-_SHARED_TOKENS, _SHARED_CHANNELS = 2048, 8192  # where fetching weights by twos is no slower
+_LIKELY = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)  # tokens of a group over the average's
 _SHARED_BYTES = 232_448 - 1024  # what a block may ask for, and room to align
+_LEAVING_BYTES = 8 * 2048  # of a large tile, 16 tokens by 64 rows of each warp
 _SLOT_BYTES = 128 * 16  # sums of 64 rows of eight tokens
 _ON_THEIR_WAY = 9  # stages of 64 rows to a multiprocessor, beyond which reading all weights once takes longer
 _MANY_CHANNELS = 64  # blocks of a tile from which a third warpgroup takes its turn
@@ -92,11 +93,11 @@ class Stream:
 class Large:
     """How a product of many tokens is cut (`gemm_large.cu`): tiles of 128 * passes tokens by `rows`.
 
-    `share`: two blocks of threads of a cluster fetch weights together.
+    `share` blocks of threads of a cluster fetch activations together.
     """
 
     rows: int
-    share: bool = False
+    share: int = 1
     passes: int = 1
 
     threads: ClassVar[int] = 384
@@ -106,9 +107,9 @@ class Large:
         return 128 * self.passes
 
     @property
-    def copied_rows(self) -> int:
-        """Rows of weights that one copy fetches."""
-        return self.rows // 2 if self.share else self.rows
+    def copied_tokens(self) -> int:
+        """Tokens that one copy fetches."""
+        return self.tokens // self.share
 
     @property
     def stage_bytes(self) -> int:
@@ -117,45 +118,56 @@ class Large:
 
     @property
     def stages(self) -> int:
-        """As many as shared memory holds."""
-        return _SHARED_BYTES // self.stage_bytes
+        """As many as shared memory holds beside what leaves."""
+        return (_SHARED_BYTES - _LEAVING_BYTES) // 1024 * 1024 // self.stage_bytes
 
     @property
     def shared_bytes(self) -> int:
-        return self.stages * self.stage_bytes
+        return -(-self.stages * self.stage_bytes // 1024) * 1024 + _LEAVING_BYTES
 
     def blocks(self, groups: int, capacity: int, rows: int) -> int:
         """Blocks of threads of a launch."""
-        together = 2 if self.share else 1
-        units = -(-capacity // (self.tokens * together))
-        return min(groups * units * together * -(-rows // self.rows), PROCESSORS)
+        tiles = groups * -(-capacity // self.tokens) * -(-rows // (self.rows * self.share)) * self.share
+        return min(tiles, PROCESSORS // self.share * self.share)
 
 
 def choose_cut(
-    rows: int, channels: int, groups: int, tokens: int, fp4: bool = False, grain: int = 128
+    rows: int, channels: int, groups: int, tokens: int, fp4: bool = False, grain: int = 128, masked: bool = False
 ) -> Stream | Large:  # fmt: skip
-    """The fastest cut found on an H200 for `tokens` in a group on average, of either kernel."""
+    """The fastest cut found on an H200 for `tokens` in a group on average, of either kernel.
+
+    `masked`: groups of tokens lie apart; else tokens of several experts lie in runs, one behind another.
+    """
     if fp4 or tokens <= (_MANY if groups == 1 else _MANY_OF_A_GROUP):
         return choose_stream(rows, channels, groups, tokens, fp4, grain)
-    return choose_large(rows, channels, groups, tokens)
+    return choose_large(rows, channels, groups, tokens, grain, masked)
 
 
-def choose_large(rows: int, channels: int, groups: int, tokens: int) -> Large:
+def choose_large(
+    rows: int, channels: int, groups: int, tokens: int, grain: int = 128, masked: bool = False
+) -> Large:  # fmt: skip
     """The tile that takes least, turns of all multiprocessors counted, for `tokens` in a group on average.
 
     A token's bits are the same whatever it says.
     """
 
-    def cost(tile: tuple[int, int]) -> float:
-        width, passes = tile
-        token_tiles = -(-tokens // (128 * passes)) if groups == 1 else groups * (tokens / (128 * passes) + 0.5)
-        turns = math.ceil(token_tiles * -(-rows // width) / PROCESSORS)
-        return turns * (channels / DEPTH * _BLOCK_NS[tile] + _NS_OF_A_ROW * width * passes)
+    def cost(large: Large) -> float:
+        units = _token_tiles(groups, tokens, large.tokens, masked) * -(-rows // (large.rows * large.share))
+        turns = math.ceil(units / (PROCESSORS // large.share))
+        block_ns = _BLOCK_NS[large.rows, large.passes]
+        return turns * (channels / DEPTH * block_ns + _NS_OF_A_ROW * large.rows * large.passes)
 
-    width, passes = min(_BLOCK_NS, key=cost)
+    tiles = (Large(width, 2 if passes > 1 else 1, passes) for width, passes in _BLOCK_NS)
+    return min((large for large in tiles if large.rows % 32 == 0 or grain == 128), key=cost)
+
+
+def _token_tiles(groups: int, tokens: int, size: int, masked: bool) -> float:
+    """Tiles of `size` tokens, on average where there are several groups."""
     if groups == 1:
-        return Large(width, tokens >= _SHARED_TOKENS and channels <= _SHARED_CHANNELS, passes)
-    return Large(width, passes == 1 and channels > _SHARED_CHANNELS // 2, passes)
+        return -(-tokens // size)
+    if masked:
+        return groups * sum(-(-int(tokens * part) // size) for part in _LIKELY) / len(_LIKELY)
+    return groups * (tokens / size + 0.5 + (0.5 if size > 128 else 0))  # a tile of two experts is taken twice
 
 
 def choose_stream(rows: int, channels: int, groups: int, tokens: int, fp4: bool = False, grain: int = 128) -> Stream:

@@ -3,9 +3,9 @@
 // Blocks of threads that stay take one tile of the output after another, TOKENS = 128 * PASSES by ROWS. Three warps fill
 // a ring of shared memory, 128 channels at a time; two warpgroups multiply 64 * PASSES tokens each. Products of 128
 // channels leave the tensor cores times the scales of their token and of their weights; while one warpgroup adds them
-// up, the tensor cores work for the other, and while it writes a tile, they work on its next. SHARE: two blocks of a
-// cluster take tiles side by side along tokens and fetch half of the weights each. Channels are added in their order
-// whatever the tile, so that a token's bits depend on nothing but its own operands.
+// up, the tensor cores work for the other, and while it writes a tile, they work on its next. SHARE blocks of a cluster
+// take tiles side by side along rows and fetch a part of the activations each, which costs less power. Channels are
+// added in their order whatever the tile, so that a token's bits depend on nothing but its own operands.
 //
 // GRAIN 128: an fp32 scale for 128 x 128 weights; GRAIN 32: an e8m0 scale for 32 x 32. STAGES of the ring.
 
@@ -14,23 +14,27 @@
 #include "gemm_large_products.cuh"
 #include "gemm_large_copies.cuh"
 
-constexpr int CONSUMERS = 256, DEPTH = 128, TOKENS = 128 * PASSES, CLUSTER = SHARE ? 2 : 1;
+__device__ __forceinline__ constexpr int parts(int whole, int part) { return (whole + part - 1) / part; }
+
+constexpr int CONSUMERS = 256, DEPTH = 128, TOKENS = 128 * PASSES;
 constexpr int ACTIVATION = TOKENS * DEPTH, WEIGHT = ROWS * DEPTH;
-constexpr bool CROSSING = ROWS % 128 != 0;  // tiles need not begin where a scale does
-constexpr int SCALE_ROWS = GRAIN == 32 ? ROWS / 32 : CROSSING ? 2 : 1;
-constexpr int SLICE = 32;  // columns that surely share a scale
-static_assert(ROWS % SLICE == 0, "a tile");
+constexpr int SLICE = ROWS % 32 ? 16 : 32;      // columns that surely share a scale
+constexpr int ALIGNED = ROWS & -ROWS;           // tiles begin at multiples of it
+constexpr int SCALE_ROWS = GRAIN == 32 ? ROWS / 32 : ALIGNED >= 128 ? 1 : 1 + parts(ROWS - ALIGNED, 128);
+static_assert(ROWS % SLICE == 0 && SLICE <= GRAIN && (GRAIN == 128 || ROWS % 32 == 0), "a tile");
 
 // What a stage says beside its operands: words of the weights' scales, and with the first of a tile where that lies and
 // which of its tokens count.
 constexpr int NOTE = 128, PLACE = 32, COUNTED = 48;
 constexpr int WEIGHTS = STAGES * ACTIVATION, SCALES = WEIGHTS + STAGES * WEIGHT;
 constexpr int NOTES = SCALES + STAGES * TOKENS * 4, FULL = NOTES + STAGES * NOTE, FREE = FULL + 8 * STAGES;
+constexpr int LEAVING = parts(FREE + 8 * STAGES, 1024) * 1024;  // of each warp 16 tokens by 64 rows on their way out
 constexpr int ARRIVALS = 32 + 3;  // at a full stage: lanes that fetch scales, notes, activations and weights
 
 struct Parameters {
     TensorMap activation_map;   // [groups, capacity, channels]
     TensorMap weight_map;       // [groups, rows, channels]
+    TensorMap output_map;       // [groups, capacity, rows]
     const u32 *weight_scales;   // fp32 [groups, rows / 128, blocks] or four e8m0 in a word [groups, rows / 32, blocks]
     const float *scales;        // [groups, blocks, padded]
     u16 *output;                // bf16 [groups, capacity, rows]
@@ -54,10 +58,10 @@ struct Ring {
 
 __device__ __forceinline__ void release(u32 shared, int stage) {
     int lane = threadIdx.x % 32;
-    if (CLUSTER == 1) {
+    if (SHARE == 1) {
         if (lane == 0) barrier_arrive(shared + FREE + 8 * stage);
     } else {
-        if (lane < CLUSTER) barrier_arrive_in(shared + FREE + 8 * stage, lane);
+        if (lane < SHARE) barrier_arrive_in(shared + FREE + 8 * stage, lane);
     }
 }
 
@@ -68,15 +72,19 @@ struct Scales {
 #pragma unroll
         for (int i = 0; i < SCALE_ROWS; i++) words[i] = read_word(note + 4 * i);
     }
-    // `boundary`: columns before the second scale, GRAIN 128.
+    // `boundary`: columns before the second scale, GRAIN 128, at least ALIGNED.
     __device__ __forceinline__ float of(int slice, int step, int boundary) const {
         if (GRAIN == 32) {
             u32 exponent = words[slice] >> 8 * step & 255;
             return __uint_as_float(exponent ? exponent << 23 : 1 << 22);
         }
-        u32 first = words[0], second = words[SCALE_ROWS - 1];
-        if (slice == 0 || slice * SLICE >= 128) return __uint_as_float(slice ? second : first);
-        return __uint_as_float(CROSSING && slice * SLICE >= boundary ? second : first);
+        u32 found = words[0];
+#pragma unroll
+        for (int i = 1; i < SCALE_ROWS; i++) {
+            int column = slice * SLICE - 128 * (i - 1);
+            if (column >= 128 || (column >= ALIGNED && column >= boundary)) found = words[i];
+        }
+        return __uint_as_float(found);
     }
 };
 
@@ -150,18 +158,18 @@ __device__ __forceinline__ void consume(const Parameters &p, u32 shared) {
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
             if (next.row < 0) {  // no more tiles
-                if (any) write(p, place, pass, sums[pass]);
+                if (any) write(p, shared, place, pass, sums[pass]);
                 continue;
             }
             // Products of this tile run while the sums of the one before are written.
             Block now(shared, at.stage, group * PASSES + pass, tokens + pass * 256);
             now.begin(0, part);
-            if (any) write(p, place, pass, sums[pass]);
+            if (any) write(p, shared, place, pass, sums[pass]);
 #pragma unroll
             for (int i = 0; i < ROWS / 2; i++) sums[pass][i] = 0;
             now.end(shared, pass == PASSES - 1, boundary, part, sums[pass]);
         }
-        if (next.row < 0) return;
+        if (next.row < 0) return await_copies_out();
         place = next;
         at.advance();
 #pragma unroll 1
@@ -178,17 +186,17 @@ __device__ __forceinline__ void consume(const Parameters &p, u32 shared) {
 }
 
 __device__ __forceinline__ void begin(const Parameters &p, u32 shared) {
-    prefetch_map(&p.activation_map), prefetch_map(&p.weight_map);
+    prefetch_map(&p.activation_map), prefetch_map(&p.weight_map), prefetch_map(&p.output_map);
 #pragma unroll
     for (int i = 0; i < STAGES; i++) {
         barrier_init(shared + FULL + 8 * i, ARRIVALS);
-        barrier_init(shared + FREE + 8 * i, CONSUMERS / 32 * CLUSTER);
+        barrier_init(shared + FREE + 8 * i, CONSUMERS / 32 * SHARE);
     }
     show_barriers();
 }
 
-#if SHARE
-#define IN_CLUSTERS __cluster_dims__(2, 1, 1)
+#if SHARE > 1
+#define IN_CLUSTERS __cluster_dims__(SHARE, 1, 1)
 #else
 #define IN_CLUSTERS
 #endif
@@ -199,7 +207,7 @@ gemm_large(const __grid_constant__ Parameters p) {
     u32 shared = address_of(memory);
     if (threadIdx.x == 0) begin(p, shared);
     __syncthreads();
-    if (CLUSTER > 1) arrive_cluster(), await_cluster();
+    if (SHARE > 1) arrive_cluster(), await_cluster();
     if (threadIdx.x >= CONSUMERS) {
         fewer_registers<56>();
         if (threadIdx.x < CONSUMERS + 32) fetch_activations(p, shared);
@@ -209,7 +217,7 @@ gemm_large(const __grid_constant__ Parameters p) {
         more_registers<224>();
         consume(p, shared);
     }
-    if (CLUSTER > 1) {  // none leaves while the other may still write here
+    if (SHARE > 1) {  // none leaves while another may still write here
         __syncwarp();
         arrive_cluster(), await_cluster();
     }

@@ -21,10 +21,11 @@ from kernels.reference.gemm import DEPTH, Activations, Fp8Weights, check_operand
 
 SOURCE = Path(__file__).with_suffix(".cu")
 _Map = ctypes.c_uint64 * 16
+_LEAVING = (1, 16, 64)  # tokens and rows that one copy writes
 
 
 class _Parameters(ctypes.Structure):
-    _fields_ = [("activation_map", _Map), ("weight_map", _Map),
+    _fields_ = [("activation_map", _Map), ("weight_map", _Map), ("output_map", _Map),
                 ("weight_scales", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("output", ctypes.c_void_p),
                 ("counts", ctypes.c_void_p), ("experts", ctypes.c_void_p), ("groups", ctypes.c_int),
                 ("capacity", ctypes.c_int), ("padded", ctypes.c_int), ("rows", ctypes.c_int),
@@ -40,8 +41,6 @@ def gemm_large(
     Raises KernelError for operands the kernel does not take, before anything is launched.
     """
     check_operands(activations, weights, counts, experts, output)
-    if large.passes > 1 and large.share and experts is not None:
-        raise KernelError("256 tokens of a tile may have two experts", fix="pass a tile that shares no weights")
     parameters = parameters_of(activations, weights, counts, experts, output, large, tensor_map)
     kernel = _kernel(large, weights.grain, activations.codes.device.index)
     kernel.launch((large.blocks(parameters.groups, parameters.capacity, parameters.rows), 1, 1), parameters)
@@ -58,14 +57,15 @@ def parameters_of(
     found.output, found.rows = output.data_ptr(), output.shape[2]
     found.counts = 0 if counts is None else counts.data_ptr()
     found.experts = 0 if experts is None else experts.data_ptr()
-    found.activation_map = _Map.from_buffer_copy(describe(activations.codes, (1, large.tokens, DEPTH)))
-    found.weight_map = _Map.from_buffer_copy(describe(weights.codes, (1, large.copied_rows, DEPTH)))
+    found.activation_map = _Map.from_buffer_copy(describe(activations.codes, (1, large.copied_tokens, DEPTH)))
+    found.weight_map = _Map.from_buffer_copy(describe(weights.codes, (1, large.rows, DEPTH)))
+    found.output_map = _Map.from_buffer_copy(describe(output, _LEAVING))
     return found
 
 
 def defines_for(large: Large, grain: int) -> dict[str, int]:
     """Macros the source is compiled with."""
-    return {"GRAIN": grain, "ROWS": large.rows, "PASSES": large.passes, "SHARE": int(large.share),
+    return {"GRAIN": grain, "ROWS": large.rows, "PASSES": large.passes, "SHARE": large.share,
             "STAGES": large.stages}  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-// Copies to both blocks of a cluster and by single threads, and barriers of a cluster. Knows no kernel.
+// Copies to all blocks of a cluster, by single threads and out of shared memory, and barriers of a cluster. Knows no
+// kernel.
 
 // `copy_box` to the same place in the shared memory of all blocks of the cluster in `mask`; a barrier in each counts.
 __device__ __forceinline__ void copy_box_to(u32 mask, u32 to, const TensorMap *map, int x, int y, int z, u32 barrier) {
@@ -23,6 +24,20 @@ __device__ __forceinline__ void copy4(u32 to, const void *from) {
 }
 __device__ __forceinline__ void arrive_when_copied(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// The box of a tensor out of shared memory, where it lies with the 128-byte swizzle; what lies beyond the tensor's ends
+// is dropped. Threads that wrote it show it first. `await_copies_out`: memory that this thread's copies read is free.
+__device__ __forceinline__ void copy_box_out(const TensorMap *map, int x, int y, int z, u32 from) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];\n"
+                 "cp.async.bulk.commit_group;" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(from) : "memory");
+}
+__device__ __forceinline__ void await_copies_out() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// Four squares of 8 x 8 bf16, two columns of a row in a word: lane 8 i + j has the address of row j of square i.
+__device__ __forceinline__ void store_rows(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
+                 "r"(d) : "memory");
 }
 
 __device__ __forceinline__ float read_float(u32 address) { return __uint_as_float(read_word(address)); }

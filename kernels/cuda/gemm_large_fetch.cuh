@@ -4,14 +4,17 @@
 __device__ __forceinline__ void fetch_activations(const Parameters &p, u32 shared) {
     Ring at = {0, 1};
     Walk walk;
+    int own = TOKENS / SHARE * rank_of_block();  // the first token that this block fetches
     for (Tile tile; walk.take(p, tile);) {
 #pragma unroll 1
         for (int block = 0; block < p.blocks; block++, at.advance()) {
             barrier_wait(shared + FREE + 8 * at.stage, at.parity);
             if (threadIdx.x % 32) continue;
             u32 full = shared + FULL + 8 * at.stage;
+            u32 to = shared + at.stage * ACTIVATION + own * DEPTH;
             barrier_expect(full, ACTIVATION);
-            copy_box(shared + at.stage * ACTIVATION, &p.activation_map, block * DEPTH, tile.token, tile.group, full);
+            if (SHARE > 1) copy_box_to((1 << SHARE) - 1, to, &p.activation_map, block * DEPTH, tile.token + own, tile.group, full);
+            else copy_box(to, &p.activation_map, block * DEPTH, tile.token, tile.group, full);
         }
     }
 }
@@ -19,7 +22,6 @@ __device__ __forceinline__ void fetch_activations(const Parameters &p, u32 share
 __device__ __forceinline__ void fetch_weights(const Parameters &p, u32 shared) {
     Ring at = {0, 1};
     Walk walk;
-    int half = CLUSTER > 1 ? ROWS / 2 : 0, own = half * rank_of_block();
     for (Tile tile; walk.take(p, tile);) {
 #pragma unroll 1
         for (int block = 0; block < p.blocks; block++, at.advance()) {
@@ -27,13 +29,7 @@ __device__ __forceinline__ void fetch_weights(const Parameters &p, u32 shared) {
             if (threadIdx.x % 32) continue;
             u32 full = shared + FULL + 8 * at.stage, to = shared + WEIGHTS + at.stage * WEIGHT;
             barrier_expect(full, WEIGHT);
-            if (CLUSTER > 1 && !tile.apart) {
-                copy_box_to(3, to + own * DEPTH, &p.weight_map, block * DEPTH, tile.row + own, tile.expert, full);
-            } else {
-                copy_box(to, &p.weight_map, block * DEPTH, tile.row, tile.expert, full);
-                if (CLUSTER > 1)
-                    copy_box(to + half * DEPTH, &p.weight_map, block * DEPTH, tile.row + half, tile.expert, full);
-            }
+            copy_box(to, &p.weight_map, block * DEPTH, tile.row, tile.expert, full);
         }
     }
 }

@@ -1,4 +1,4 @@
-// A tile's sums on their way to memory, by way of registers alone. Knows no product.
+// A tile's sums on their way to memory, by way of a few bytes of shared memory for each warp. Knows no product.
 
 // Where a warp's tokens of a tile lie, and a bit for each that counts.
 struct Place {
@@ -12,42 +12,51 @@ struct Place {
     }
 };
 
-// Words of four octets of columns, one of each in a thread, become those of one octet in each thread of four.
-__device__ __forceinline__ void turn(u32 (&word)[4]) {
-    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+// `width` columns of 16 tokens as bf16, from `sums` of a thread to the warp's own memory.
+template <int WIDTH> __device__ __forceinline__ void lay_down(u32 own, const float *sums) {
+    int lane = threadIdx.x % 32, line = lane % 16;
 #pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        u32 other = __shfl_xor_sync(~0u, odd ? word[i] : word[i + 1], 1);
-        if (odd) word[i] = other;
-        else word[i + 1] = other;
-    }
+    for (int i = 0; i < WIDTH / 16; i++, sums += 8)
+        store_rows(own + swizzled(line, 2 * i + lane / 16), pair(sums[0], sums[1]), pair(sums[2], sums[3]),
+                   pair(sums[4], sums[5]), pair(sums[6], sums[7]));
+}
+
+// From there to `output`, where tokens count: eight columns a thread at a time.
+template <int WIDTH> __device__ __forceinline__ void pick_up(const Parameters &p, u32 own, u32 counted, int row, u64 token) {
+    int lane = threadIdx.x % 32, unit = lane % 8;
+    u16 *to = p.output + (token + lane / 8) * p.rows + row + unit * 8;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 other = __shfl_xor_sync(~0u, high ? word[i] : word[i + 2], 2);
-        if (high) word[i] = other;
-        else word[i + 2] = other;
+    for (int line = lane / 8; line < 16; line += 4, to += (u64)4 * p.rows) {
+        u32 word[4];
+        read16(own + swizzled(line, unit), word);
+        bool inside = unit * 8 < WIDTH && row + unit * 8 < p.rows;
+        if (inside && counted >> line & 1) write16(to, word[0], word[1], word[2], word[3]);
     }
 }
 
-// The sums of a pass as bf16, eight columns of a token a thread at a time.
-__device__ __forceinline__ void write(const Parameters &p, const Place &place, int pass, const float (&sums)[ROWS / 2]) {
-    int lane = threadIdx.x % 32, row = place.row + lane % 4 * 8;
-    u64 first = (u64)place.group * p.capacity + place.token + pass * 64;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int token = lane / 4 + half * 8;
-        bool counts = place.counted[pass] >> token & 1;
-        u16 *to = p.output + (first + token) * p.rows + row;
-#pragma unroll
-        for (int i = 0; i < ROWS; i += 32) {
-            u32 word[4];
-#pragma unroll
-            for (int octet = 0; octet < 4; octet++) {
-                const float *two = sums + i / 2 + octet * 4 + half * 2;
-                word[octet] = pair(two[0], two[1]);
-            }
-            turn(word);
-            if (counts && row + i < p.rows) write16(to + i, word[0], word[1], word[2], word[3]);
-        }
+// 64 columns from `first` on of the sums of a pass, or those that are left. Whole boxes are copied out while the warp
+// goes on.
+template <int FIRST> __device__ __forceinline__ void write_columns(const Parameters &p, u32 own, const Place &place, int pass,
+                                                                  const float (&sums)[ROWS / 2]) {
+    constexpr int WIDTH = ROWS - FIRST < 64 ? ROWS - FIRST : 64;
+    int token = place.token + pass * 64, row = place.row + FIRST;
+    if (threadIdx.x % 32 == 0) await_copies_out();
+    __syncwarp();
+    lay_down<WIDTH>(own, sums + FIRST / 2);
+    if (WIDTH == 64 && place.counted[pass] == 0xffff) {
+        show_to_tensor_cores();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) copy_box_out(&p.output_map, row, token, place.group, own);
+    } else {
+        __syncwarp();
+        pick_up<WIDTH>(p, own, place.counted[pass], row, (u64)place.group * p.capacity + token);
     }
+}
+
+__device__ __forceinline__ void write(const Parameters &p, u32 shared, const Place &place, int pass,
+                                      const float (&sums)[ROWS / 2]) {
+    u32 own = shared + LEAVING + threadIdx.x / 32 * 2048;
+    write_columns<0>(p, own, place, pass, sums);
+    if constexpr (ROWS > 64) write_columns<64>(p, own, place, pass, sums);
+    if constexpr (ROWS > 128) write_columns<128>(p, own, place, pass, sums);
 }

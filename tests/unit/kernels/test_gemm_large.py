@@ -10,7 +10,7 @@ import torch
 from kernels.cuda import gemm
 from kernels.cuda.driver import has_nvrtc
 from kernels.cuda.gemm_choice import PROCESSORS, Large, Stream, choose_cut, choose_large
-from kernels.cuda.gemm_large import SOURCE, compile_for, defines_for, gemm_large, parameters_of
+from kernels.cuda.gemm_large import SOURCE, compile_for, defines_for, parameters_of
 from kernels.cuda.gemm_pack import pack_fp4
 from kernels.errors import KernelError
 from kernels.reference.gemm import Fp4Weights, Fp8Weights
@@ -26,14 +26,25 @@ SHAPES = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168)
 def test_every_tile_fits_the_chip(tokens: int) -> None:
     for rows, channels in SHAPES:
         for groups in (1, 6, 256):
-            large = choose_large(rows, channels, groups, tokens)
-            assert large.passes == 1 or groups == 1 or not large.share  # a tile may have two experts
-            assert large.stages >= 4
-            assert large.shared_bytes <= 232_448 - 1024
-            assert large.rows % 32 == 0 and large.tokens <= 256
-            assert large.copied_rows <= 256 and large.copied_rows % 8 == 0  # what one copy takes, and whole swizzles
-            blocks = large.blocks(groups, tokens, rows)
-            assert 0 < blocks <= PROCESSORS and blocks % (2 if large.share else 1) == 0
+            for grain, masked in ((128, False), (128, True), (32, False)):
+                large = choose_large(rows, channels, groups, tokens, grain, masked)
+                assert large.stages >= 4
+                assert large.shared_bytes <= 232_448 - 1024
+                assert large.rows % 16 == 0 and (grain == 128 or large.rows % 32 == 0)
+                assert large.rows <= 256 and large.copied_tokens <= 256 and large.copied_tokens % 8 == 0  # of a copy
+                blocks = large.blocks(groups, tokens, rows)
+                assert 0 < blocks <= PROCESSORS and blocks % large.share == 0
+
+
+def test_widths_fill_the_chip_in_whole_turns() -> None:
+    tile = choose_large(2112, 7168, 1, 4096)  # 11 tiles of 192 by 32 would be 2.7 turns of three, 12 of 176 are 2.9
+    assert tile.rows == 176
+    assert choose_large(7168, 2048, 1, 4096) == Large(128, share=2, passes=2)
+
+
+def test_masked_groups_that_fit_a_tile_of_256_tokens_take_it_and_runs_of_them_do_not() -> None:
+    assert choose_large(4096, 7168, 32, 192, masked=True).tokens == 256
+    assert choose_large(4096, 7168, 32, 192).tokens == 128  # nearly every tile of 256 would have two experts
 
 
 def test_many_tokens_take_large_tiles_and_fp4_never_does() -> None:
@@ -45,16 +56,17 @@ def test_many_tokens_take_large_tiles_and_fp4_never_does() -> None:
 
 
 CASES = {
-    "weights shared by tokens of one expert, and not by those of two": (
-        Large(160, share=True), make_contiguous("fp8 128", [5, 0, 130, 140], 328, 256, CPU, 4),
+    "activations shared, tiles of two experts": (
+        Large(160, share=2), make_contiguous("fp8 128", [5, 0, 130, 140], 328, 256, CPU, 4),
     ),
-    "masked groups, weights shared, two passes": (
-        Large(128, share=True, passes=2), make_case("fp8 128", 2, 131, 200, 384, CPU, 2, hostile=True),
+    "masked groups, activations shared by four, two passes": (
+        Large(128, share=4, passes=2), make_case("fp8 128", 2, 131, 200, 384, CPU, 2, hostile=True),
     ),
-    "two passes, tiles of two experts": (
-        Large(128, passes=2), make_contiguous("fp8 128", [0, 130, 5, 3, 300], 136, 256, CPU, 4),
+    "two passes, activations shared, tiles of two experts": (
+        Large(128, share=2, passes=2), make_contiguous("fp8 128", [0, 130, 5, 3, 300], 136, 256, CPU, 4),
     ),
     "scales of 32 x 32": (Large(192), make_case("fp8 32", 2, 131, 200, 384, CPU, 2, hostile=True)),
+    "tiles of three scales": (Large(176), make_case("fp8 128", 1, 131, 728, 256, CPU, 2, hostile=True)),
     "a narrow tile, few tokens": (Large(96), make_case("fp8 128", 1, 37, 296, 640, CPU, 2)),
 }  # fmt: skip
 
@@ -64,7 +76,7 @@ CASES = {
 def test_source_run_on_the_cpu_equals_fp64(name: str, tmp_path: Path) -> None:
     large, case = CASES[name]
     assert isinstance(case.weights, Fp8Weights)
-    cluster = 2 if large.share else 1
+    cluster = large.share
     kernel = emulate(SOURCE, defines_for(large, case.weights.grain), cluster, tmp_path, cluster)
 
     def run(given: Case) -> torch.Tensor:
@@ -77,13 +89,6 @@ def test_source_run_on_the_cpu_equals_fp64(name: str, tmp_path: Path) -> None:
     assert assert_case(case, run) < 2.5e-3
 
 
-def test_a_tile_of_two_experts_is_refused() -> None:
-    case = make_contiguous("fp8 128", [5, 130], 64, 128, CPU, 1)
-    assert isinstance(case.weights, Fp8Weights)
-    with pytest.raises(KernelError, match="two experts"):
-        gemm_large(case.activations, case.weights, None, case.experts, case.output(), Large(128, True, 2))
-
-
 def test_fp4_weights_are_refused() -> None:
     case = make_case("fp4", 1, 5, 64, 128, CPU, 1)
     assert isinstance(case.weights, Fp4Weights)
@@ -92,7 +97,7 @@ def test_fp4_weights_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("large", "grain"), [(Large(160), 32), (Large(192, True), 128), (Large(128, passes=2), 128)], ids=str
+    ("large", "grain"), [(Large(160), 32), (Large(176), 128), (Large(192, 2), 128), (Large(128, 2, 2), 128)], ids=str
 )
 @pytest.mark.skipif(not has_nvrtc(), reason="NVRTC comes with the extras 'dev' and 'gpu'")
 def test_kernel_compiles_ahead_for_hopper_without_spills(large: Large, grain: int) -> None:
