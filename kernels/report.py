@@ -1,7 +1,8 @@
-"""The engine's Triton kernels compiled ahead of time, with registers and spills: `python -m kernels.report`.
+"""Kernels compiled ahead of time, with registers and spills: `python -m kernels.report`.
 
-They are built for each compute capability in shapes of published models, on any machine. Exit code 1 where a kernel
-keeps more bytes of a thread in memory than it is allowed.
+The engine's Triton kernels are built for each compute capability in shapes of published models, the CUDA product of
+many tokens for Hopper in every tile, on any machine. Exit code 1 where a kernel keeps more bytes of a thread in memory
+than it is allowed.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from pathlib import Path
 import torch
 
 from kernels.ahead import Compiled, compiling
+from kernels.cuda.resources import large_products
 from kernels.testing.engine_launches import launch_all
 
-CAPABILITIES = (90, 100)
+HOPPER = 90
+CAPABILITIES = (HOPPER, 100)
 # Bytes of a thread's registers that may lie in memory, by kernel and compute type; 0 for all others.
 # fp32 is what tiny models are checked in: products of 512 channels in three tf32 passes do not fit.
 ALLOWED = {
@@ -42,6 +45,11 @@ def main(argv: list[str] | None = None) -> int:
                 passed = passed and fits
                 print(_line(one, capability, dtype) + ("" if fits else "  SPILLS"), flush=True)
                 figures.append(_figure(one, capability, dtype))
+        if capability == HOPPER:
+            for one in large_products():
+                passed = passed and one.stack_bytes == 0
+                print(_line(one, capability, "fp8") + ("  SPILLS" if one.stack_bytes else ""), flush=True)
+                figures.append(_figure(one, capability, "fp8"))
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0 if passed else 1
@@ -49,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _line(one: Compiled, capability: int, dtype: str) -> str:
     return (
-        f"sm_{capability} {dtype:8} {one.name:20} registers {one.registers:3}  stack {one.stack_bytes:4} bytes  "
+        f"sm_{capability} {dtype:8} {one.name:26} registers {one.registers:3}  stack {one.stack_bytes:4} bytes  "
         f"shared {one.shared_bytes:6} bytes  threads {one.threads}"
     )
 

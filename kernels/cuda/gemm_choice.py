@@ -157,8 +157,13 @@ def choose_large(
         block_ns = _BLOCK_NS[large.rows, large.passes]
         return turns * (channels / DEPTH * block_ns + _NS_OF_A_ROW * large.rows * large.passes)
 
+    return min(large_tiles(grain), key=cost)
+
+
+def large_tiles(grain: int) -> list[Large]:
+    """What `choose_large` chooses from for weights of which squares of `grain` share a scale."""
     tiles = (Large(width, 2 if passes > 1 else 1, passes) for width, passes in _BLOCK_NS)
-    return min((large for large in tiles if large.rows % 32 == 0 or grain == 128), key=cost)
+    return [large for large in tiles if large.rows % 32 == 0 or grain == 128]
 
 
 def _token_tiles(groups: int, tokens: int, size: int, masked: bool) -> float:

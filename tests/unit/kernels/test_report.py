@@ -23,5 +23,8 @@ def test_kernels_compile_ahead_and_spill_no_more_than_declared(capability: int, 
     figures = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     names = {figure["name"] for figure in figures}
     assert names >= {"_few_rows", "_absorb", "_attend", "_leave", "_entering", "_leaving", "_compress", "_site"}
+    large = [figure for figure in figures if figure["name"].startswith("gemm_large")]
+    assert bool(large) == (capability == 90)  # a kernel for Hopper
+    assert all(figure["stack_bytes"] == 0 for figure in large)
     assert all(0 < figure["registers"] <= 255 for figure in figures)
     assert all(figure["shared_bytes"] <= 227 * 1024 for figure in figures)
