@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -12,13 +13,14 @@ from fabric.errors import ServiceError
 from fabric.telemetry import logs
 
 _log = logs.get("kvlink")
+_REMEMBERED = 1024  # owners whose work failed, for callers that still have to be told
 
 
 @dataclass(slots=True, eq=False)
 class _Rest:
     """What is left of one call."""
 
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: set[asyncio.Task[bool]] = field(default_factory=set)
     over: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     then: list[Callable[[], None]] = field(default_factory=list)
 
@@ -30,6 +32,7 @@ class Leftovers:
     def __init__(self, most_s: float) -> None:
         self._most_s = most_s
         self._left: dict[str, _Rest] = {}
+        self._failed: OrderedDict[str, None] = OrderedDict()
         self.done = 0  # calls of which nothing is left any more
 
     @property
@@ -38,7 +41,7 @@ class Leftovers:
         return len(self._left)
 
     def keep(self, owner: str, work: Coroutine[Any, Any, None]) -> None:
-        """Runs `work` to its end. Its failure is logged: whoever could be told is gone."""
+        """Runs `work` to its end. Its failure is logged, and told to who asks `over`."""
         rest = self._left.setdefault(owner, _Rest())
         # A fresh context: the call's deadline is over or near, this work has its own.
         task = asyncio.create_task(self._bounded(work), name=f"rest of {owner}", context=Context())
@@ -53,11 +56,13 @@ class Leftovers:
         else:
             rest.then.append(then)
 
-    async def over(self, owner: str) -> None:
-        """Waits until nothing of `owner` is left. A caller that is cancelled leaves it as it is."""
+    async def over(self, owner: str) -> bool:
+        """Waits until nothing of `owner` is left; whether all of it, now or before, ended as it should. A caller that
+        is cancelled leaves it as it is."""
         rest = self._left.get(owner)
         if rest is not None:
             await asyncio.shield(rest.over)
+        return owner not in self._failed
 
     async def aclose(self) -> None:
         """Cuts off what is left, at the end of the process; safe to repeat."""
@@ -66,16 +71,23 @@ class Leftovers:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _bounded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _bounded(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Whether it ended as it should."""
         try:
             async with asyncio.timeout(self._most_s):
                 await work
         except (TimeoutError, ServiceError) as error:
             _log.warning("not ended as it should", error=type(error).__name__)
+            return False
+        return True
 
-    def _ended(self, owner: str, rest: _Rest, task: asyncio.Task[None]) -> None:
+    def _ended(self, owner: str, rest: _Rest, task: asyncio.Task[bool]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("defect", error=type(error).__name__, frames=logs.frames(error))
+        if task.cancelled() or task.exception() is not None or not task.result():
+            self._failed[owner] = None
+            if len(self._failed) > _REMEMBERED:
+                self._failed.popitem(last=False)
         rest.tasks.discard(task)
         if rest.tasks:
             return

@@ -60,7 +60,7 @@ class Sender:
         At the end of the block, unless the last chunk was sent, the receiver is told that no more will be written, or
         that a write which was given up may still be on its way. The block waits for that, and for a write that is
         under way; given `leave`, neither it nor a `send` that is cancelled waits: what is left goes there, and until
-        it ended nothing that was sent may change.
+        it ended nothing that was sent may change. It fails where a write may arrive even after that.
 
         Raises:
             InvalidArgument: a transfer into this landing is open.
@@ -76,13 +76,19 @@ class Sender:
             elif leave is None:
                 await to_its_end(self._ended(outgoing, landing))
             else:
-                leave(self._ended(outgoing, landing))
+                leave(self._left(outgoing, landing))
 
     async def _ended(self, outgoing: Outgoing, landing: Landing) -> None:
         try:
             await outgoing.end()
         finally:
             del self._open[landing.id]
+
+    async def _left(self, outgoing: Outgoing, landing: Landing) -> None:
+        """As `_ended`. Raises DeadlineExceeded where a write that was given up may still arrive."""
+        await self._ended(outgoing, landing)
+        if outgoing.in_doubt:
+            raise DeadlineExceeded(f"a write into {landing.id} was given up and may still arrive")
 
     async def give_up(self, landing: Landing) -> None:
         """Tells the receiver that nothing will be written into a landing for which no transfer was begun. One that is
@@ -169,7 +175,7 @@ class Outgoing:
         self._unconfirmed: deque[_Unconfirmed] = deque()
         self._ask_again_s = _ASK_AGAIN_S
         self._finished = False
-        self._in_doubt = False
+        self.in_doubt = False  # whether a write was given up and may still arrive
 
     @property
     def refused(self) -> ServiceError | None:
@@ -227,7 +233,7 @@ class Outgoing:
         self._finished = True
         if self._writing is not None:
             await asyncio.gather(self._writing, return_exceptions=True)
-        message = Trailing(self._landing.id) if self._in_doubt else GaveUp(self._landing.id)
+        message = Trailing(self._landing.id) if self.in_doubt else GaveUp(self._landing.id)
         address, timeout_s = self._landing.address, self._sender.limits.timeout_s
         try:
             await self._sender.link.push(address, [], notify=message.pack(), timeout_s=timeout_s)
@@ -380,7 +386,7 @@ class Outgoing:
         try:
             await link.push(self._landing.address, found, notify=notify, timeout_s=timeout_s)
         except BaseException:
-            self._in_doubt = self._in_doubt or bool(found)
+            self.in_doubt = self.in_doubt or bool(found)
             raise
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from fabric.deaths import Deaths
 from fabric.discovery import open_discovery
+from fabric.errors import DeadlineExceeded
 from fabric.health import Progress
 from fabric.kvlink import Link
 from fabric.kvlink.incoming import Intake
@@ -75,8 +76,9 @@ class PrefillServicer(rpc.PrefillServiceServicer):
         report = lambda progress: context.write(wire.pack_progress(progress))  # noqa: E731
         try:
             await inbound.during(self.worker.run(ask, inbound.ticket, report))
-        except Exception:  # a caller that hears an error takes it that nothing is written any more
-            await self.worker.written(ask.request_id)
+        except Exception as error:  # a caller takes it that nothing is written any more, unless it hears of a deadline
+            if not await self.worker.written(ask.request_id) and not isinstance(error, DeadlineExceeded):
+                raise DeadlineExceeded("a write that was given up may still arrive") from error
             raise
 
     async def Prefetch(

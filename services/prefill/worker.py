@@ -58,9 +58,10 @@ class PrefillWorker:
         """Counts up whenever a request ends, or what it left."""
         return self.done + self._tools.leftovers.done
 
-    async def written(self, request_id: str) -> None:
-        """Waits until nothing of an ended request is written any more, and decode was told so where it can be."""
-        await self._tools.leftovers.over(request_id)
+    async def written(self, request_id: str) -> bool:
+        """Waits until no write of an ended request is under way, and decode was told so where it can be. False where
+        one was given up and may still arrive."""
+        return await self._tools.leftovers.over(request_id)
 
     async def prefetch(self, tokens: tuple[int, ...], salt: Salt) -> Prefetched:
         """Has stores bring up what a request for `tokens` would need.

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import grpc
 import pytest
 
 from engine.sampling.params import SamplingParams
-from fabric.errors import DeadlineExceeded, Exhausted, InvalidArgument
+from fabric.errors import Cancelled, DeadlineExceeded, Exhausted, InvalidArgument, from_rpc
 from protos.deepinfer.v1 import common_pb2 as common
-from protos.deepinfer.v1 import decode_pb2
+from protos.deepinfer.v1 import decode_pb2, prefill_pb2
 from tests.support.frontstack import until
 from tests.support.oracle import Oracle
-from tests.support.stack import Stack, worker_stack
+from tests.support.stack import Stack, pack_sampling, worker_stack
 
 TOKENS = [3 + index % 500 for index in range(1200)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -145,7 +146,6 @@ async def test_a_call_that_is_cut_ends_at_once_and_its_blocks_stay_while_they_ar
 
 
 async def test_an_error_that_a_caller_hears_comes_after_the_last_write(model: Path) -> None:
-    """The gateway takes it so, and says to decode that the landing may be used again."""
     async with worker_stack(model, kvstore=False, prefill={"push_timeout_s": 1.0}) as stack:
         worker = stack.servicer("prefill").worker
         ticket = await stack.reserve("left", TOKENS, len(TOKENS) + 6)
@@ -153,6 +153,36 @@ async def test_an_error_that_a_caller_hears_comes_after_the_last_write(model: Pa
         await progress_until(stack, ticket, "chunk")
         assert not worker.unfinished
         assert await stack.release(ticket, FINISHED)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+async def test_a_caller_that_cancels_hears_of_a_deadline_where_a_write_may_still_arrive(
+    model: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """Whatever else a gateway hears, it tells decode that the landing may be used again."""
+    async with worker_stack(model, kvstore=False, prefill={"push_timeout_s": 0.5 if lost else 20.0}) as stack:
+        link, worker, begun = stack.servicer("decode").core.link, stack.servicer("prefill").worker, asyncio.Event()
+        receive = link._receive
+        monkeypatch.setattr(link, "_receive", lambda copies: (receive(copies), begun.set()))
+        ticket = await stack.reserve("left", TOKENS, len(TOKENS) + 6)
+        link.freeze()
+        call = stack.prefill.Prefill(timeout=60)
+        start = prefill_pb2.PrefillStart(request_id="left", token_ids=TOKENS, sampling=pack_sampling(GREEDY))
+        await call.write(prefill_pb2.PrefillRequest(start=start))
+        await call.write(prefill_pb2.PrefillRequest(attach=prefill_pb2.PrefillAttach(ticket=ticket)))
+        async with asyncio.timeout(30.0):
+            await begun.wait()
+            await call.write(prefill_pb2.PrefillRequest(cancel=prefill_pb2.PrefillCancel()))
+            await until(lambda: not worker.live, within_s=10.0)
+            if not lost:
+                link.thaw()
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                async for _ in call:
+                    pass
+        assert isinstance(from_rpc(ended.value), DeadlineExceeded if lost else Cancelled)
+        assert not worker.unfinished
+        link.thaw()
+        await stack.release(ticket, UNKNOWN if lost else FINISHED)
 
 
 async def test_a_prefill_that_gets_no_ticket_gives_up(model: Path) -> None:

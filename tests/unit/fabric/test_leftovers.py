@@ -23,7 +23,7 @@ async def test_what_waits_for_the_rest_of_a_call_runs_once_all_of_it_ended() -> 
     await asyncio.sleep(0.01)
     assert (freed, leftovers.pending, waiting.done()) == (["b"], 1, False)
     second.set()
-    await waiting
+    assert await waiting
     assert (freed, leftovers.pending, leftovers.done) == (["b", "a"], 0, 1)
 
 
@@ -49,9 +49,9 @@ async def test_work_that_fails_or_never_ends_holds_nothing_for_ever(failure: Exc
     for owner in ("fails", "hangs"):
         leftovers.after(owner, lambda owner=owner: freed.append(owner))  # type: ignore[misc]
     async with asyncio.timeout(10.0):
-        await leftovers.over("fails")
-        await leftovers.over("hangs")
+        told = [await leftovers.over("fails"), await leftovers.over("hangs"), await leftovers.over("fails")]
     assert freed == ["fails", "hangs"] and not leftovers.pending
+    assert told == [False, False, False], "also to who asks when all of it is over"
 
 
 async def test_the_rest_has_a_deadline_of_its_own() -> None:
@@ -72,7 +72,7 @@ async def test_the_end_of_the_process_cuts_off_what_is_left() -> None:
     leftovers.keep("a", _until(asyncio.Event()))
     leftovers.after("a", lambda: freed.append("a"))
     await leftovers.aclose()
-    await leftovers.over("a")
+    assert not await leftovers.over("a")
     assert freed == ["a"]
 
 
