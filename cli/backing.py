@@ -23,7 +23,7 @@ _LINK_PROBE = (sys.executable, "-m", "cli.linkprobe", "ucx://")
 def http_port(port: int) -> Finding:
     """The one port with a fixed default."""
     try:
-        checks.port(port, "http-port")
+        checks.port(port, "--http-port")
     except StartError as error:
         running = runtime.stacks(runtime.folder())
         if any(stack.http.endswith(f":{port}") for stack in running):

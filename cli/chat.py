@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,7 +13,7 @@ from cli.client import Delta, GatewayClient, Summary
 from cli.console import complain, harmless, out
 from cli.conversation import Conversation, Turn, read_message
 from cli.smoke import footer
-from fabric.errors import NotFound, ServiceError, Unavailable
+from fabric.errors import InvalidArgument, NotFound, ServiceError, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ def chat(options: ChatOptions) -> int:
 
     Raises Unavailable when no stack runs, NotFound when it does not serve the model asked for.
     """
-    url = options.url.rstrip("/").removesuffix("/v1") or _running_stack()
+    url = gateway_url(options.url) if options.url else _running_stack()
     with asyncio.Runner() as runner:
         client = GatewayClient(url, options.api_key)
         try:
@@ -43,10 +44,25 @@ def chat(options: ChatOptions) -> int:
     return 0
 
 
+def gateway_url(said: str) -> str:
+    """Where a gateway is, of an address with or without scheme and /v1. Raises InvalidArgument for one not of HTTP."""
+    url = said if "://" in said else f"http://{said}"
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, a bracket that does not close
+        usable = False
+    if not usable:
+        fix = "give one such as http://127.0.0.1:8000"
+        raise InvalidArgument(f"{said!r} is no address of HTTP", field="--url", fix=fix)
+    return url.rstrip("/").removesuffix("/v1")
+
+
 def _running_stack() -> str:
     running = runtime.stacks(runtime.folder())
     if not running:
-        raise Unavailable("no stack of yours runs here", fix="start one with `deepinfer up`, or name one with --url")
+        fix = "start one with `deepinfer up` and wait until all of it serves, or name one with --url"
+        raise Unavailable("no stack of yours serves here", fix=fix)
     return f"http://{running[0].http}"
 
 

@@ -55,5 +55,16 @@ def device(name: str) -> None:
 
 
 def port(number: int, option: str) -> None:
-    """Raises StartError when another process holds the port. 0 is always free."""
-    check_port_free(f"{LOOPBACK}:{number}", option)
+    """Raises StartError when another process holds the port. 0 is always free. option: such as --http-port."""
+    try:
+        check_port_free(f"{LOOPBACK}:{number}", option.removeprefix("--"))
+    except StartError as error:
+        raise StartError(error.message, field=option, fix=error.fix) from error
+
+
+def different_ports(http: int, grpc: int) -> None:
+    """Raises StartError where both of the gateway's ports are the same one. 0 stands for a free one of its own."""
+    if http and http == grpc:
+        raise StartError(
+            f"{grpc} is --http-port as well", field="--grpc-port", fix="choose two ports, or 0 for a free one"
+        )

@@ -1,9 +1,12 @@
 """How the command speaks: consoles, errors with their fix, units. Knows the terminal, no services."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import ParamSpec
 
+import structlog
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -43,13 +46,26 @@ def complain(error: ServiceError) -> None:
         err.print(f"  [bold]fix[/]: {escape(error.fix)}", soft_wrap=True)
 
 
+@contextmanager
+def silent_logs() -> Iterator[None]:
+    """Keeps what libraries log off stdout, which belongs to the answer, unless it is an error."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
 def harmless(text: str) -> str:
     """Text of a model with everything but its line breaks and tabs taken as plain characters."""
     return text.translate(_OBEYED)
 
 
 def megabytes(size: int) -> str:
-    """Bytes as whole MB, or GB above a thousand of them."""
+    """Bytes as whole MB; kB below one of them, GB above a thousand."""
+    if size < 1e6:
+        return f"{size / 1e3:.0f} kB"
     return f"{size / 1e6:.0f} MB" if size < 1e9 else f"{size / 1e9:.2f} GB"
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
 from cli import running
 from cli.running import Running
 from fabric.channels import Channels, call, stream
-from fabric.errors import InvalidArgument, NotFound
+from fabric.errors import InvalidArgument, NotFound, ServiceError, Unavailable
 from protos.deepinfer.v1 import kvstore_admin_pb2 as pb
 from protos.deepinfer.v1 import kvstore_admin_pb2_grpc as rpc
 from protos.deepinfer.v1 import kvstore_pb2 as store
@@ -43,7 +43,8 @@ def counts(one: Running) -> pb.ReadCountsResponse:
             stub = channels.stub(rpc.KvStoreAdminServiceStub, one.address)
             return await call(stub.ReadCounts, pb.ReadCountsRequest(), timeout_s=_ANSWER_S)
 
-    reply: pb.ReadCountsResponse = asyncio.run(ask())
+    with _named(one.address):
+        reply: pb.ReadCountsResponse = asyncio.run(ask())
     return reply
 
 
@@ -57,7 +58,21 @@ def each(one: Running, method: str, request: Any, take: Callable[[Any], None]) -
                 async for reply in replies:
                     take(reply)
 
-    asyncio.run(run())
+    with _named(one.address):
+        asyncio.run(run())
+
+
+@contextmanager
+def _named(address: str) -> Iterator[None]:
+    """Errors of the transport, which names neither the option nor the fix, as one that does."""
+    try:
+        yield
+    except ServiceError as error:
+        if error.field or error.fix:
+            raise
+        fix = "name the address of a kvstore's row in the table of `deepinfer up`"
+        message = f"{address} does not answer as a kvstore: {error.message}"
+        raise Unavailable(message, field="--address", fix=fix) from error
 
 
 def replies_of(channels: Channels, address: str, method: str, request: Any) -> AsyncIterator[Any]:

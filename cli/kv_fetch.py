@@ -28,6 +28,7 @@ from fabric.kvlink.link import Bytes
 from fabric.kvlink.slabs import Writer
 from fabric.lifecycle import background
 from fabric.records import Extent
+from fabric.telemetry import logs
 from protos.deepinfer.v1 import common_pb2 as common
 from protos.deepinfer.v1 import kvstore_admin_pb2 as admin
 from protos.deepinfer.v1 import kvstore_pb2 as pb
@@ -202,6 +203,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    logs.configure("export", "", "error")  # what the link does otherwise is no answer to the user
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -38,7 +38,7 @@ def record(entry: pb.RecordEntry, full: bool) -> str:
     )
     if entry.HasField("prefix"):
         cut = ", its start is missing" if entry.prefix.cut else ""
-        line += f"  {entry.prefix.blocks:,} blocks, {megabytes(entry.prefix.bytes)}{cut}"
+        line += f"  {_blocks(entry.prefix.blocks)}, {megabytes(entry.prefix.bytes)}{cut}"
     return line + (f"\n  tokens {' '.join(map(str, entry.token_ids))}" if entry.token_ids else "")
 
 
@@ -74,7 +74,7 @@ def counts(reply: pb.ReadCountsResponse) -> Iterator[str]:
         )
         yield line + (f", {tier.queued:,} wait to be written" if tier.events else "")
         if tier.events:
-            yield "        " + ", ".join(f"{name} {count:,}" for name, count in tier.events.items())
+            yield "        " + ", ".join(f"{name} {count:,}" for name, count in sorted(tier.events.items()))
     misses = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reply.misses.items())) or "none"
     yield f"  hits  {reply.hits:,}, of {reply.hit_blocks:,} blocks; misses: {misses}"
     yield (
@@ -88,7 +88,7 @@ def choice(text: str, names: dict[str, Any], option: str) -> Any:
     if not text:
         return 0
     if text not in names:
-        raise InvalidArgument(f"{text!r}", field=option, fix=f"use one of {', '.join(names)}")
+        raise InvalidArgument(f"{text!r} is not known", field=option, fix=f"use one of {', '.join(names)}")
     return names[text]
 
 
@@ -105,8 +105,13 @@ def duration_ms(text: str, option: str) -> int:
 def digits(text: str, option: str, most: int) -> str:
     """Hexadecimal digits as they are sent. Raises InvalidArgument for anything else."""
     if not re.fullmatch(rf"[0-9a-fA-F]{{0,{most}}}", text):
-        raise InvalidArgument(f"{text!r}", field=option, fix=f"give at most {most} hexadecimal digits")
+        fix = f"give at most {most} hexadecimal digits"
+        raise InvalidArgument(f"{text!r} is no beginning of one", field=option, fix=fix)
     return text.lower()
+
+
+def _blocks(count: int) -> str:
+    return "1 block" if count == 1 else f"{count:,} blocks"
 
 
 def _named(names: dict[str, Any], code: int) -> str:

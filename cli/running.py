@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 import grpc
 
 from cli import runtime
+from cli.console import silent_logs
 from cli.doctor import Check, Finding, Health
 from cli.runtime import StackRecord
 from fabric.discovery import open_discovery
@@ -65,7 +66,8 @@ def of_discovery(url: str, transport: str) -> list[Running]:
     Raises StartError for a wrong URL, Unavailable where discovery does not answer.
     """
     _expected(transport)
-    return asyncio.run(_members(url, transport))
+    with silent_logs():
+        return asyncio.run(_members(url, transport))
 
 
 def checks(running: Iterable[Running]) -> dict[str, Check]:

@@ -56,14 +56,15 @@ def up(options: UpOptions) -> int:
     """
     checks.model_folder(options.model)
     checks.device(options.device)
-    checks.port(options.http_port, "http-port")
-    checks.port(options.grpc_port, "grpc-port")
+    checks.different_ports(options.http_port, options.grpc_port)
+    checks.port(options.http_port, "--http-port")
+    checks.port(options.grpc_port, "--grpc-port")
     if options.ready_file is not None:
-        checks.writable_folder(options.ready_file.parent, "ready-file")
+        checks.writable_folder(options.ready_file.parent, "--ready-file")
     if options.kv_dir is not None:
-        checks.writable_folder(options.kv_dir, "kv-dir")
+        checks.writable_folder(options.kv_dir, "--kv-dir")
     if options.log_dir is not None:
-        checks.writable_folder(options.log_dir, "log-dir")
+        checks.writable_folder(options.log_dir, "--log-dir")
     place = runtime.folder()
     checks.writable_folder(place, "XDG_RUNTIME_DIR")
     runtime.sweep(place)

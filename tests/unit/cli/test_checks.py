@@ -40,12 +40,12 @@ def test_a_damaged_shard_is_named_before_any_process_starts(tmp_path):
 def test_a_folder_that_cannot_be_written_is_named_with_its_option(tmp_path, below):
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(StartError) as caught:
-        checks.writable_folder(tmp_path / below, "log-dir")
-    assert "taken" in caught.value.message and caught.value.field == "log-dir" and caught.value.fix
+        checks.writable_folder(tmp_path / below, "--log-dir")
+    assert "taken" in caught.value.message and caught.value.field == "--log-dir" and caught.value.fix
 
 
 def test_a_missing_folder_is_made_and_left_empty(tmp_path):
-    checks.writable_folder(tmp_path / "a" / "b", "log-dir")
+    checks.writable_folder(tmp_path / "a" / "b", "--log-dir")
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
@@ -53,10 +53,19 @@ def test_a_busy_port_is_named_with_the_option_that_changes_it():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(StartError) as caught:
-            checks.port(port, "http-port")
+            checks.port(port, "--http-port")
     assert str(port) in caught.value.message
-    assert "--http-port" in caught.value.fix
-    checks.port(port, "http-port")
+    assert caught.value.field == "--http-port"
+    assert "with --http-port" in caught.value.fix
+    checks.port(port, "--http-port")
+
+
+def test_one_port_for_both_of_the_gateways_is_refused_and_two_free_ones_are_not():
+    with pytest.raises(StartError, match="9123 is --http-port as well") as caught:
+        checks.different_ports(9123, 9123)
+    assert (caught.value.field, caught.value.fix) == ("--grpc-port", "choose two ports, or 0 for a free one")
+    checks.different_ports(0, 0)
+    checks.different_ports(8000, 50051)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cpu:0", ""])

@@ -3,6 +3,7 @@
 import io
 
 import pytest
+import structlog
 import typer
 from rich.console import Console
 
@@ -21,6 +22,13 @@ def test_durations_read_in_the_unit_that_fits(value, expected):
     assert console.seconds(value) == expected
 
 
+@pytest.mark.parametrize(
+    ("size", "expected"), [(0, "0 kB"), (399_360, "399 kB"), (1_500_000, "2 MB"), (2_340_000_000, "2.34 GB")]
+)
+def test_sizes_read_in_the_unit_that_fits(size, expected):
+    assert console.megabytes(size) == expected
+
+
 def test_an_error_is_one_message_with_its_fix_and_exit_code_1(monkeypatch):
     said = Console(file=io.StringIO(), width=200)
     monkeypatch.setattr(console, "err", said)
@@ -33,6 +41,16 @@ def test_an_error_is_one_message_with_its_fix_and_exit_code_1(monkeypatch):
         command()
     assert ended.value.exit_code == 1
     assert said.file.getvalue() == "error: --http-port: port [8000] is taken\n  fix: use --http-port 0\n"
+
+
+def test_libraries_do_not_log_into_the_answer_and_speak_again_after_it(capsys):
+    log = structlog.get_logger()
+    with console.silent_logs():
+        log.warning("nobody answers")
+    assert capsys.readouterr() == ("", "")
+    log.warning("nobody answers")
+    said = capsys.readouterr()
+    assert "nobody answers" in said.out + said.err
 
 
 def test_success_ends_without_a_word():

@@ -71,12 +71,28 @@ def test_wrong_words_are_refused_by_the_name_of_their_option() -> None:
         assert refused.value.field == option and refused.value.fix
 
 
+@pytest.mark.parametrize(("blocks", "shown"), [(1, "1 block, 100 kB"), (4, "4 blocks, 399 kB")])
+def test_a_prefix_says_how_much_of_it_is_held(blocks, shown) -> None:
+    entry = pb.RecordEntry(
+        kind=store.RECORD_KIND_BLOCK, key=KEY, prefix=pb.PrefixSize(blocks=blocks, bytes=99_840 * blocks)
+    )
+    assert kv_show.record(entry, full=False).endswith(shown)
+
+
 def test_the_lines_of_counts_name_every_tier_and_reason() -> None:
     dram = pb.TierCounts(tier=pb.RECORD_TIER_DRAM, capacity_bytes=100_000_000, used_bytes=25_000_000, records=1234)
     nvme = pb.TierCounts(tier=pb.RECORD_TIER_NVME, capacity_bytes=1, queued=7, events={"written": 5, "damaged": 2})
     reply = pb.ReadCountsResponse(instance="one", tiers=[dram, nvme], hits=3, misses={"absent": 4}, corrupt=6)
     text = "\n".join(kv_show.counts(reply))
-    for part in ("one", "25 %".replace(" ", ""), "1,234 records", "7 wait", "damaged 2", "absent 4", "6 found in DRAM"):
+    for part in (
+        "one",
+        "25 %".replace(" ", ""),
+        "1,234 records",
+        "7 wait",
+        "damaged 2, written 5",
+        "absent 4",
+        "6 found in DRAM",
+    ):
         assert part in text
 
 
