@@ -23,7 +23,7 @@ _SHARED_BYTES = 232_448 - 1024  # what a block may ask for, and room to align
 _LEAVING_BYTES = 8 * 2048  # of a large tile, 16 tokens by 64 rows of each warp
 _SLOT_BYTES = 128 * 16  # sums of 64 rows of eight tokens
 _ON_THEIR_WAY = 9  # stages of 64 rows to a multiprocessor, beyond which reading all weights once takes longer
-_MANY_CHANNELS = 64  # blocks of a tile from which a third warpgroup takes its turn
+_WHOLE_CHANNELS, _SPLIT_CHANNELS = 16, 64  # blocks of a tile from which a third warpgroup takes its turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +200,8 @@ def _for_few(rows: int, channels: int, width: int, token_tiles: int, grain: int)
     How channels are divided depends on the weights alone: up to 128 tokens, all cuts give a token the same bits.
     """
     if channels < _FEW_CHANNELS:  # no two warpgroups find enough to take turns over
-        whole = width == WIDTHS[0] and -(-rows // 128) * token_tiles <= 2 * PROCESSORS
-        return Stream(width, 2, 1, 1, once=whole, resident=2 if whole else 1)
+        alone = width == WIDTHS[-1] and grain == 128
+        return Stream(width, 1 if alone else 2, 1, 1, once=False, resident=2 if alone else 1, deepest=4)
     row_tiles = -(-rows // 64)
     if row_tiles > PROCESSORS:
         groups = min(-(-row_tiles // PROCESSORS), 4 if width <= 64 else 3 if grain == 128 else 2)  # what registers hold
@@ -211,5 +211,6 @@ def _for_few(rows: int, channels: int, width: int, token_tiles: int, grain: int)
     if split == 1 and width >= 64 and row_tiles * token_tiles * 2 <= PROCESSORS:
         width, token_tiles = width // 2, token_tiles * 2
     once = row_tiles * token_tiles * split <= PROCESSORS or split > 1
-    turns = 3 if once and grain == 128 and channels // DEPTH // split >= _MANY_CHANNELS else 2
+    least = _WHOLE_CHANNELS if split == 1 else _SPLIT_CHANNELS
+    turns = 3 if once and grain == 128 and channels // DEPTH // split >= least else 2
     return Stream(width, 1, turns, split, once, deepest=_ON_THEIR_WAY)

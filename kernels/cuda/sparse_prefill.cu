@@ -23,6 +23,7 @@ struct Parameters {
     u64 stride;
     int queries, heads, slots, listed;
     float scale;        // softmax scale times log2(e)
+    int early;          // whether a task's queries come to the L2 before it begins
 };
 
 struct Task {
@@ -84,6 +85,15 @@ __device__ __forceinline__ int slot_of(const Task &task, int tile) {
     return slot >= 0 && slot < task.p.slots ? slot : -1;
 }
 
+// The queries of the task behind this one begin their way to the L2.
+__device__ __forceinline__ void fetch_queries_after(Task task) {
+    task.next();
+    if (!task.any()) return;
+    const u16 *from = task.p.query + ((u64)task.query * task.p.heads + task.head) * WIDTH;
+    u32 bytes = min(task.p.heads - task.head, ROWS) * WIDTH * 2;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 // Each warp copies sixteen keys of a tile, eight threads one of four at a time.
 __device__ __forceinline__ void produce(const Task &task) {
     int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
@@ -99,6 +109,7 @@ __device__ __forceinline__ void produce(const Task &task) {
             to[i] = keys + swizzled(warp * 16 + row, lane % 8);
         }
         next = slot_of(task, tile + 1);
+        if (task.p.early && tile + 2 == task.tiles && threadIdx.x % 128 == 0) fetch_queries_after(task);
 #pragma unroll
         for (int turn = 0; turn < CHUNKS; turn++) {
             int part = part_at(turn), chunk = chunk_at(turn);

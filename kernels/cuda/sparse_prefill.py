@@ -19,6 +19,7 @@ from kernels.errors import KernelError
 from kernels.reference.sparse_prefill import NamedLatents, check_operands
 
 THREADS = 384
+_STAYING_BYTES = 32 << 20  # of keys, which the L2 keeps while all queries pass
 SOURCE = Path(__file__).with_suffix(".cu")
 
 
@@ -27,7 +28,7 @@ class _Parameters(ctypes.Structure):
                 ("lse", ctypes.c_void_p), ("indices", ctypes.c_void_p), ("lengths", ctypes.c_void_p),
                 ("sink", ctypes.c_void_p), ("stride", ctypes.c_uint64), ("queries", ctypes.c_int),
                 ("heads", ctypes.c_int), ("slots", ctypes.c_int), ("listed", ctypes.c_int),
-                ("scale", ctypes.c_float), ("unused", ctypes.c_int)]  # fmt: skip
+                ("scale", ctypes.c_float), ("early", ctypes.c_int)]  # fmt: skip
 
 
 def sparse_prefill(
@@ -43,12 +44,18 @@ def sparse_prefill(
     parameters = _Parameters(
         query.data_ptr(), named.keys.data_ptr(), output.data_ptr(), lse.data_ptr(), named.indices.data_ptr(), lengths,
         sinks, named.keys.stride(0) * 2, queries, heads, named.keys.shape[0], named.indices.shape[1],
-        scale * math.log2(math.e), 0,
+        scale * math.log2(math.e), int(is_early(named.keys, heads)),
     )  # fmt: skip
     if queries:
         device = query.device.index
         blocks = min(queries * -(-heads // ROWS_A_BLOCK), _processors(device))
         _kernel(width, device).launch((blocks, 1, 1), parameters)
+
+
+def is_early(keys: Tensor, heads: int) -> bool:
+    """Whether queries come to the L2 ahead of their turn: 1 to 6 % faster, but where few heads' keys come from memory
+    they are in the way of these, and it is 7 % slower. Bits are the same."""
+    return heads > ROWS_A_BLOCK or keys.numel() * keys.element_size() <= _STAYING_BYTES
 
 
 def defines_for(width: int) -> dict[str, int]:

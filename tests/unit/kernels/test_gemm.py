@@ -129,6 +129,8 @@ def test_every_choice_fits_the_chip(tokens: int, groups: int, fp4: bool) -> None
             assert stream.stages(fp4) >= 3 * stream.depth_groups - 2
             assert stream.shared_bytes(fp4) * stream.resident <= 232_448 - 1024 * stream.resident
             assert stream.threads <= 1024
+            ring = stream.stages(fp4) * (stream.stage_bytes(fp4) - 4 * stream.tokens - 16)
+            assert not stream.once or stream.partial_bytes <= ring  # sums lie where the ring was
             assert 128 % stream.tokens == 0  # where experts' runs begin
             assert stream.split == 1 or (stream.once and stream.split <= 4)
             assert stream.split <= max(channels // 128, 1)
