@@ -1,14 +1,17 @@
-"""What must hold before a stack is started. Knows folders and ports; every failure names its option and the fix."""
+"""What must hold before a stack is started. Knows folders, ports and names; failures name option and fix."""
 
 import re
 import tempfile
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 from cli.ports import LOOPBACK
 from engine.errors import EngineError
 from engine.families.check import check_folder
 from fabric.errors import StartError
+from fabric.kvlink.lanes import Expectation
 from fabric.lifecycle import check_port_free
+from fabric.settings import ServiceSettings
 
 _DRIVER = Path("/dev/nvidiactl")
 
@@ -52,6 +55,31 @@ def device(name: str) -> None:
     if name != "cpu" and not _DRIVER.exists():
         raise StartError(f"{name} is asked for, and {_DRIVER} is missing", field="--device",
                          fix="load NVIDIA's driver, or choose cpu")  # fmt: skip
+
+
+def preset(name: str) -> None:
+    """Raises StartError for a name that no service knows. An empty one stands for none."""
+    known = sorted(ServiceSettings.presets)
+    if name and name not in known:
+        raise StartError(f"no preset called {name!r}", field="--preset", fix=f"choose {' or '.join(known)}")
+
+
+def transport(url: str) -> None:
+    """Raises StartError for a transport that several processes of one host cannot move KV over."""
+    fix = "use ucx:// or tcp://127.0.0.1:0"
+    try:
+        parts = urlsplit(url)
+        fixed_port = parts.port
+        Expectation.parse(dict(parse_qsl(parts.query, keep_blank_values=True)))
+    except ValueError as error:
+        raise StartError(f"{url!r}: {error}", field="--transport", fix=fix) from error
+    except StartError as error:
+        raise StartError(error.message, field="--transport", fix=error.fix) from error
+    if parts.scheme not in ("ucx", "tcp"):
+        raise StartError(f"no KV transport for {url!r}", field="--transport", fix=fix)
+    if parts.scheme == "tcp" and fixed_port:
+        message = f"port {fixed_port} cannot be that of several processes"
+        raise StartError(message, field="--transport", fix="give port 0: each takes a free one")
 
 
 def port(number: int, option: str) -> None:

@@ -24,8 +24,7 @@ _STYLES = {
 }
 _PATIENCE_S = 12.0
 PATIENCE = (
-    "The first start after an install compiles the kernels: a minute or two, longer on a busy machine. "
-    "Later ones take seconds."
+    "A model's first start compiles its kernels: a minute or two, longer on a busy machine. Later ones take seconds."
 )
 LEGEND = "run, wait: requests at work, in line; kv: KV blocks in use; address: gRPC"
 

@@ -52,10 +52,12 @@ class UpOptions:
 def up(options: UpOptions) -> int:
     """Runs a stack until it is told to stop. Exit code: 0 after a drain, 1 when it failed or a smoke had no answer.
 
-    Raises StartError before any work when the model folder is incomplete or a port is taken.
+    Raises StartError before any work when the model folder is incomplete, a port is taken, or an option wrong.
     """
     checks.model_folder(options.model)
     checks.device(options.device)
+    checks.preset(options.preset)
+    checks.transport(options.transport)
     checks.different_ports(options.http_port, options.grpc_port)
     checks.port(options.http_port, "--http-port")
     checks.port(options.grpc_port, "--grpc-port")

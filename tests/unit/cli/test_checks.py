@@ -68,6 +68,29 @@ def test_one_port_for_both_of_the_gateways_is_refused_and_two_free_ones_are_not(
     checks.different_ports(8000, 50051)
 
 
+def test_a_preset_that_no_service_has_is_refused_before_any_of_them_starts():
+    for name in ("", "production"):
+        checks.preset(name)
+    with pytest.raises(StartError, match="no preset called 'prod'") as caught:
+        checks.preset("prod")
+    assert (caught.value.field, caught.value.fix) == ("--preset", "choose production")
+
+
+@pytest.mark.parametrize("url", ["ucx://", "ucx://?expect=rdma&missing=warn", "tcp://127.0.0.1:0", "tcp://127.0.0.1"])
+def test_transports_between_processes_of_a_host_pass(url):
+    checks.transport(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["foo://x", "ucx", "", "inproc://", "tcp://127.0.0.1:5000", "tcp://x:port", "ucx://?expect=pigeon", "ucx://?a="],
+)
+def test_a_transport_that_cannot_be_is_refused_before_any_service_starts(url):
+    with pytest.raises(StartError) as caught:
+        checks.transport(url)
+    assert caught.value.field == "--transport" and caught.value.fix
+
+
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cpu:0", ""])
 def test_a_name_of_no_device_is_refused(name):
     with pytest.raises(StartError, match="no device called") as caught:
