@@ -52,7 +52,8 @@ def choose(
     module = import_module(_MODULES.get(taken, f"kernels.{taken}"))
     ops: Ops = getattr(module, "INVARIANT", module.OPS) if batch_invariant else module.OPS
     if batch_invariant and not ops.batch_invariant:
-        fix = "choose kernels=cpu, or triton or cuda on a GPU, or batch_invariant=False"
+        others = "cuda on a Hopper GPU" if records else "cpu, or triton or cuda on a GPU"
+        fix = f"choose kernels={others}, or batch_invariant=False"
         raise KernelError(f"the {taken} kernels are not batch invariant", fix=fix)
     if records and taken not in _RECORDS:
         message = f"the {taken} kernels read and write no published records"

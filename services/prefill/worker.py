@@ -75,5 +75,6 @@ class PrefillWorker:
         return await self._tools.prefetcher.prefetch(tokens, salt)
 
     def _outside(self, stats: EngineStats) -> int:
-        """Requests that are loading, or already pushed and about to leave."""
-        return max(0, self.live - stats.waiting - stats.running - stats.held)
+        """Requests that are loading, or already pushed and about to leave. What the engine holds may be left by others
+        that ended."""
+        return max(0, self.unfinished - stats.waiting - stats.running - stats.held)

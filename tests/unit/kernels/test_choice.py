@@ -103,3 +103,9 @@ def test_records_are_kept_by_the_backends_that_read_them_alone() -> None:
     assert not choose("reference").records
     with pytest.raises(KernelError, match=r"the cpu kernels read and write no published records; choose kv_cache=rows"):
         choose("auto", records=True)
+
+
+def test_no_advice_leads_to_kernels_that_read_no_records() -> None:
+    with pytest.raises(KernelError) as refused:
+        choose("reference", batch_invariant=True, records=True)
+    assert refused.value.fix == "choose kernels=cuda on a Hopper GPU, or batch_invariant=False"
