@@ -92,7 +92,7 @@ class StatusTable:
         text = Text(f"{self._model}  {memory}  {cpu:.0f} % of one core")
         if http:
             text.append(f"  http://{http}/v1", style="bold")
-        text.append("  Ctrl-C drains and stops", style="dim")
+        text.append("  Ctrl-C stops all", style="dim")
         return text
 
 
