@@ -10,11 +10,11 @@ from torch import Tensor
 from kernels.cuda.driver import tensor_map
 from kernels.cuda.paged import Operands, PagedKernel, PagedParameters, TensorMap
 from kernels.cuda.spans import TILE, Split, Workspace
-from kernels.reference.dense_decode import WIDTH, PagedLatents
+from kernels.reference.dense_decode import PagedLatents
 
 SOURCE = Path(__file__).with_suffix(".cu")
-# Queries and two tiles, weights; barriers, factors by row, and room that other users of latent.cuh want.
-SHARED_BYTES = 64 * WIDTH * 2 * 3 + 64 * 64 * 2 + 20 * 8 + 2 * 64 * 4 + 16
+# In 64 rows of 64 channels: five of queries, 22 of tiles, weights; barriers, factors by row twice.
+SHARED_BYTES = 64 * 64 * 2 * (5 + 22 + 1) + 30 * 8 + 2 * 64 * 4
 
 
 class _Parameters(ctypes.Structure):

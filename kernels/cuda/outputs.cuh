@@ -25,3 +25,29 @@ __device__ __forceinline__ void write_rows(u16 *to, int rows, u32 room, float (&
         *(uint4 *)(to + (u64)r * 512 + lane * 8) = make_uint4(found[0], found[1], found[2], found[3]);
     }
 }
+
+// 128 channels of both rows that a thread shares, of which there are `rows` in all from the first of its block: of a
+// row, four threads have eight channels in each of 16 places, and become the owners of four places each.
+__device__ __forceinline__ void write_channels(u16 *to, int rows, const float *o, float first, float second) {
+    int lane = threadIdx.x % 4, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int half = i % 2;
+        u32 x[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const float *from = o + (i / 2 * 4 + j) * 4 + 2 * half;
+            x[j] = pair(from[0] * (half ? second : first), from[1] * (half ? second : first));
+        }
+#pragma unroll
+        for (int step = 1; step < 4; step *= 2)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if (j & step) continue;
+                u32 got = __shfl_xor_sync(~0u, lane & step ? x[j] : x[j | step], step);
+                (lane & step ? x[j] : x[j | step]) = got;
+            }
+        if (row + 8 * half < rows)
+            *(uint4 *)(to + (u64)(row + 8 * half) * 512 + (i / 2 * 4 + lane) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
+    }
+}

@@ -64,6 +64,21 @@ struct Softmax {
         }
     }
 
+    // The same. Peaks are only compared among the threads of a row where one of the warp's would move a base.
+    __device__ __forceinline__ void glance(const float (&s)[32], const float (&scale)[2]) {
+        bool behind = false;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float part[4] = {-INFINITE, -INFINITE, -INFINITE, -INFINITE};
+#pragma unroll
+            for (int i = 0; i < 16; i++) part[i % 4] = fmaxf(part[i % 4], s[i / 2 * 4 + 2 * r + i % 2]);
+            float peak = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
+            behind |= (peak - most[r]) * scale[r] > LAG;
+            factor[r] = 1.0f;
+        }
+        if (__any_sync(~0u, behind)) look(s, scale);
+    }
+
     // Scores become weights.
     __device__ __forceinline__ void weigh(float (&s)[32], const float (&scale)[2]) {
         float sum[4] = {0, 0, 0, 0}, base[2];
@@ -82,8 +97,8 @@ struct Softmax {
     }
 };
 
-__device__ __forceinline__ void rescale(float (&output)[128], float first, float second) {
+template <int N> __device__ __forceinline__ void rescale(float (&output)[N], float first, float second) {
     if (!__any_sync(~0u, first != 1.0f || second != 1.0f)) return;
 #pragma unroll
-    for (int i = 0; i < 128; i++) output[i] *= i / 2 % 2 ? second : first;
+    for (int i = 0; i < N; i++) output[i] *= i / 2 % 2 ? second : first;
 }
