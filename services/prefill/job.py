@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from engine.errors import EngineError
+from engine.errors import EngineError, UnknownRequest
 from engine.events import ChunkDone, EntriesReady, Event, Failed, Finished, FirstToken, Preempted
 from engine.runner import EngineRunner
 from engine.sampling.logprobs import TokenLogprob
@@ -188,7 +188,9 @@ class PrefillJob:
     def _cached_tokens(self) -> int:
         """Read beside the engine's thread: set once, at admission; asking the thread would wait for a whole step."""
         engine, layout = self._tools.engine.engine, self._tools.engine.engine.model.layout
-        found = engine.sealed(self._ask.request_id).cached_blocks * layout.block_tokens
+        found = 0
+        with suppress(UnknownRequest):  # it has failed since: the event that says why is on its way
+            found = engine.sealed(self._ask.request_id).cached_blocks * layout.block_tokens
         return min(layout.replay.start(found), self._ask.prompt_tokens)
 
     def _say_that_writing_is_over(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from engine.batch import RaggedBatch
 from engine.errors import Exhausted as EngineExhausted
 from engine.runner import EngineRunner
 from engine.sampling.params import SamplingParams
-from fabric.errors import Exhausted
+from fabric.errors import Exhausted, Internal
 from fabric.kvlink import Region, Token, Write, messages
 from fabric.kvlink.leftovers import Leftovers
 from fabric.kvlink.outgoing import Leave, Sender, SendLimits
@@ -185,4 +186,29 @@ async def test_blocks_that_a_write_still_reads_outlive_their_job_and_nothing_mor
         assert isinstance(messages.unpack(link.said[-1]), messages.GaveUp)
     finally:
         gate.opened.set()
+        await runner.close()
+
+
+async def test_a_request_that_fails_before_its_first_chunk_is_heard_of_fails_with_its_own_reason() -> None:
+    go_on, passes = threading.Event(), list[RaggedBatch]()
+
+    def second_fails(batch: RaggedBatch) -> None:
+        passes.append(batch)
+        assert go_on.wait(10.0)
+        if len(passes) == 2:
+            raise ValueError("a defect of the model")
+
+    runner = EngineRunner(fake_engine(spy=second_fails))
+    try:
+        running = asyncio.create_task(long_job(stuck(runner, StuckLink())).run(0))
+        async with asyncio.timeout(10.0):
+            while not passes:  # noqa: ASYNC110  the engine's thread
+                await asyncio.sleep(0.001)
+        go_on.set()
+        late = time.monotonic() + 10.0
+        while runner.engine._sequences and time.monotonic() < late:  # the event loop hears nothing meanwhile
+            time.sleep(0.001)  # noqa: ASYNC251
+        with pytest.raises(Internal, match="a defect of the model"):
+            await asyncio.wait_for(running, 10.0)
+    finally:
         await runner.close()
