@@ -1,54 +1,22 @@
 // Dense MLA decode over FP8 records for Hopper (sm_90a): one block of threads takes 64 rows (heads of query tokens) of
 // a sequence and a span of its keys.
 //
-// A warp copies tiles of 64 records to shared memory, four tiles deep. Warpgroup 0 takes scores, in FP8: a product for
-// every 128 channels, times the keys' scales, and bf16 for the 64 rotated ones; queries are E4M3 times a scale for each
-// row. Its weights, in bf16, go to warpgroups 1 and 2, which accumulate 256 output channels each, transposed: a thread
-// reads E4M3 codes across keys, makes bf16 of them in registers and multiplies. Scores run a tile or two ahead.
-//
-// Compiled with COLUMNS: 16 where no block has more rows, or 64.
+// A warp copies tiles of 64 records to shared memory, four tiles deep, two others their scales. Warpgroup 0 takes
+// scores, in FP8: a product for every 128 channels, times the keys' scales, and bf16 for the 64 rotated ones; queries
+// are E4M3 times a scale for each row. Its weights, in bf16, go to warpgroups 1 and 2, which accumulate 256 output
+// channels each, transposed: a thread reads E4M3 codes across keys, makes bf16 of them in registers and multiplies.
+// Scores run a tile or two ahead. (Products of values in FP8 are faster, but their sums, in the tensor cores, lose a
+// seventh of 8,192 equal values.)
 
 #include "hopper.cuh"
 #include "softmax.cuh"
 #include "spans.cuh"
 #include "paged.cuh"
 #include "dense_decode_fp8_records.cuh"
+#include "dense_decode_fp8_products.cuh"
+#include "dense_decode_fp8_tiles.cuh"
 
-// Where rows are few, sums leave registers for more of scores and values at a time.
-constexpr int SUMS = COLUMNS * 2, PARTS = COLUMNS == 16 ? 4 : 1;
-constexpr int FOR_SCORES = COLUMNS == 16 ? 232 : 136, FOR_VALUES = COLUMNS == 16 ? 128 : 176;
-
-// scores[64 x 64] (+)= queries[64 x 32] . keys[64 x 32]^T, E4M3, both K-major in shared memory.
-__device__ __forceinline__ void multiply_codes(float (&d)[32], u64 query, u64 key, int accumulate) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, p, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
-          "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-          "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
-          "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(query), "l"(key), "r"(accumulate));
-}
-
-// The same for 16 rows of weights.
-__device__ __forceinline__ void multiply_few(float *d, const u32 *a, u64 weight) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, "
-        "%12, p, 1, 1, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(weight));
-}
-
-// sums[64 channels x COLUMNS] += values[64 x 16] (registers) . weights[16 x COLUMNS], K-major in shared memory.
-__device__ __forceinline__ void multiply_weights(float *sums, const u32 *values, u64 weights) {
-    if constexpr (COLUMNS == 16) multiply_few(sums, values, weights);
-    else multiply_keys(sums, values, weights, 1);
-}
+constexpr int SUMS = 128, FOR_SCORES = 136, FOR_VALUES = 176;  // registers
 
 __device__ __forceinline__ void issue_group(float (&part)[32], u64 keys, int group) {
     hold(part);
@@ -61,20 +29,21 @@ __device__ __forceinline__ void issue_group(float (&part)[32], u64 keys, int gro
     commit_products();
 }
 
-// scores += part times the keys' scales of a group.
-__device__ __forceinline__ void add_group(float (&scores)[32], float (&part)[32], int stage, int group) {
-    u32 scales = shared + SCALES + stage * TILE * 16 + threadIdx.x % 4 * 32 + group * 4;
-    hold(part);
+// Of a group: those of the keys that a thread shares. Read before products are awaited, or their way is lost time.
+__device__ __forceinline__ void read_scales(float (&scale)[16], int stage, int group) {
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        float even = read_float(scales + j * 128), odd = read_float(scales + j * 128 + 16);
-        scores[4 * j] += part[4 * j] * even, scores[4 * j + 1] += part[4 * j + 1] * odd;
-        scores[4 * j + 2] += part[4 * j + 2] * even, scores[4 * j + 3] += part[4 * j + 3] * odd;
-    }
+    for (int i = 0; i < 4; i++) read16(own_scales(stage, group, i), (u32 *)scale + 4 * i);
 }
 
-// Rotated channels into `scores`, the first groups into `parts`; not awaited.
-__device__ __forceinline__ void begin_scores(float (&scores)[32], float (&parts)[PARTS][32], int stage) {
+// scores += part times the keys' scales of its group.
+__device__ __forceinline__ void add_group(float (&scores)[32], float (&part)[32], const float (&scale)[16]) {
+    hold(part);
+#pragma unroll
+    for (int i = 0; i < 32; i++) scores[i] += part[i] * scale[i / 4 * 2 + i % 2];
+}
+
+// Rotated channels into `scores`, the first group into `part`; not awaited.
+__device__ __forceinline__ void begin_scores(float (&scores)[32], float (&part)[32], int stage) {
     u64 keys = operand(shared + KEYS, 16) + stage * (TILE_BYTES / 16);
     hold(scores);
     begin_products();
@@ -83,54 +52,39 @@ __device__ __forceinline__ void begin_scores(float (&scores)[32], float (&parts)
         u32 at = GROUPS * CHUNK + k * 32;
         multiply_keys(scores, operand(shared + at, 16), keys + at / 16, k > 0);
     }
-#pragma unroll
-    for (int group = 0; group < PARTS; group++) issue_group(parts[group], keys, group);
+    issue_group(part, keys, 0);
 }
 
-// The other groups, in turns with `other`, and all of them times their scales.
-__device__ __forceinline__ void end_scores(float (&scores)[32], float (&parts)[PARTS][32], float (&other)[32],
-                                           int stage) {
+// The other groups, in turns with `other`, where the second one is being made, and all of them times their scales.
+__device__ __forceinline__ void end_scores(float (&scores)[32], float (&part)[32], float (&other)[32], int stage) {
     u64 keys = operand(shared + KEYS, 16) + stage * (TILE_BYTES / 16);
-    if constexpr (PARTS == 4) {
-        await_products<0>();
-        hold(scores);
-#pragma unroll
-        for (int group = 0; group < 4; group++) add_group(scores, parts[group], stage, group);
-    } else {
-        issue_group(other, keys, 1);
-        await_products<1>();
-        hold(scores);
-        add_group(scores, parts[0], stage, 0);
-        issue_group(parts[0], keys, 2);
-        await_products<1>();
-        add_group(scores, other, stage, 1);
-        issue_group(other, keys, 3);
-        await_products<1>();
-        add_group(scores, parts[0], stage, 2);
-        await_products<0>();
-        add_group(scores, other, stage, 3);
-    }
-}
-
-// A key's scales in bf16, for both warpgroups that want values: by group, then in the order in which their threads hold
-// keys. 2**88 times the scale; codes are read as bf16 2**-120 times their value, and what is left, 2**-32, comes last.
-__device__ __forceinline__ void fold_scales(int stage, int buffer) {
-    int key = threadIdx.x / 2, half = threadIdx.x % 2;
-    float2 scale = read_floats(shared + SCALES + (stage * TILE + key) * 16 + half * 8);
-    const float folded = 309485009821345068724781056.0f;
-    u32 both = pair(scale.x * folded, scale.y * folded);
-    u32 to = shared + FOLDED + buffer * 512 + half * 256 + key % 8 / 2 * 32 + key / 8 * 4 + key % 2 * 2;
-    store2(to, both), store2(to + 128, both >> 16);
+    float scale[16];
+    read_scales(scale, stage, 0);
+    await_products<1>();
+    hold(scores);
+    add_group(scores, part, scale);
+    read_scales(scale, stage, 1);
+    issue_group(part, keys, 2);
+    await_products<1>();
+    add_group(scores, other, scale);
+    read_scales(scale, stage, 2);
+    issue_group(other, keys, 3);
+    await_products<1>();
+    add_group(scores, part, scale);
+    read_scales(scale, stage, 3);
+    await_products<0>();
+    add_group(scores, other, scale);
+    if (threadIdx.x % 32 == 0) barrier_arrive(state(FREED + 8 * stage));
 }
 
 // Weights [rows x keys] to shared memory, and what sums of earlier tiles are to be multiplied by.
-__device__ __forceinline__ void pass_weights(const float (&s)[32], const Softmax &softmax, int buffer) {
-    u32 to = shared + WEIGHTS + buffer * ROWS * TILE * 2 + threadIdx.x % 4 * 4;
+__device__ __forceinline__ void pass_weights(const u32 (&weights)[16], const Softmax &softmax, int buffer) {
+    int lane = threadIdx.x % 32;
+    u32 to = shared + WEIGHTS + buffer * ROWS * TILE * 2;
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        store4(to + swizzled(own_row(), j), pair(s[4 * j], s[4 * j + 1]));
-        store4(to + swizzled(own_row() + 8, j), pair(s[4 * j + 2], s[4 * j + 3]));
-    }
+    for (int i = 0; i < 4; i++)  // sixteen keys
+        store_matrices(to + swizzled(threadIdx.x / 32 * 16 + lane % 16, 2 * i + lane / 16), weights[4 * i],
+                       weights[4 * i + 1], weights[4 * i + 2], weights[4 * i + 3]);
     write_rows_of(state(FACTOR + buffer * 4 * ROWS), softmax.factor);
     bool behind = __any_sync(~0u, softmax.factor[0] != 1.0f || softmax.factor[1] != 1.0f);
     if (threadIdx.x % 32 == 0) store4(state(BEHIND + 16 * buffer + threadIdx.x / 32 * 4), behind);
@@ -139,65 +93,68 @@ __device__ __forceinline__ void pass_weights(const float (&s)[32], const Softmax
     if (threadIdx.x % 32 == 0) barrier_arrive(state(READY + 8 * buffer));
 }
 
-// Of the scores of both rows that a thread shares: of its query and of the softmax, times log2(e).
-__device__ __forceinline__ void read_scales(float (&scale)[2], const Paged &p) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) scale[r] = p.scale * read_float(state(QUERY + 4 * (own_row() + 8 * r)));
+// The numbers of a thread's two rows; `at` is that of row 0.
+__device__ __forceinline__ void read_rows_of(u32 at, float (&x)[2]) {
+    x[0] = read_float(at + 4 * own_row()), x[1] = read_float(at + 4 * own_row() + 32);
 }
 
 // Scores that have come become weights.
-__device__ __forceinline__ void finish(float (&scores)[32], Softmax &softmax, const Task &task, int tile) {
-    int buffer = tile % 2;
+__device__ __forceinline__ void weigh(float (&scores)[32], u32 (&weights)[16], Softmax &softmax, int seen,
+                                      const Task &task, int tile) {
     float scale[2];
-    task.hide(scores, tile);
-    read_scales(scale, task.p);
+    read_rows_of(state(QUERY), scale);
+    if (tile >= seen) task.hide(scores, tile);
     softmax.look(scores, scale);
     softmax.weigh(scores, scale);
-    if (tile >= 2) barrier_wait(state(TAKEN + 8 * buffer), (tile / 2 - 1) & 1);
-    fold_scales(tile % STAGES, buffer);
-    pass_weights(scores, softmax, buffer);
-    if (threadIdx.x % 32 == 0) barrier_arrive(state(FREED + 8 * (tile % STAGES)));
+#pragma unroll
+    for (int i = 0; i < 16; i++) weights[i] = pair(scores[2 * i], scores[2 * i + 1]);
+}
+
+__device__ __forceinline__ void await_room(int tile) {
+    if (tile >= 2) barrier_wait(state(TAKEN + 8 * (tile % 2)), (tile / 2 - 1) & 1);
 }
 
 // The same, while those of the next tile come.
-__device__ __forceinline__ void advance(float (&scores)[32], float (&next)[32], float (&parts)[PARTS][32],
-                                        Softmax &softmax, const Task &task, int tile) {
+__device__ __forceinline__ void advance(float (&scores)[32], float (&next)[32], float (&part)[32], Softmax &softmax,
+                                        int seen, const Task &task, int tile) {
     int stage = (tile + 1) % STAGES;
+    u32 weights[16];
     barrier_wait(state(FULL + 8 * stage), (tile + 1) / STAGES & 1);
-    begin_scores(next, parts, stage);
-    finish(scores, softmax, task, tile);
-    end_scores(next, parts, scores, stage);
-    if (threadIdx.x % 32 == 0) barrier_arrive(state(SCORED + 8 * ((tile + 1) % 2)));
+    begin_scores(next, part, stage);
+    weigh(scores, weights, softmax, seen, task, tile);
+    issue_group(scores, operand(shared + KEYS, 16) + stage * (TILE_BYTES / 16), 1);
+    await_room(tile);
+    pass_weights(weights, softmax, tile % 2);
+    end_scores(next, part, scores, stage);
 }
 
 __device__ __forceinline__ void attend(const Task &task) {
-    float even[32], odd[32], parts[PARTS][32], scale[2], factor[2];
-    int tile = 0, last = task.tiles - 1;
+    float even[32], odd[32], part[32], scale[2], factor[2];
+    int tile = 0, last = task.tiles - 1, seen = (task.seen() - task.first) / TILE;
+    u32 weights[16];
     Softmax softmax;
 #pragma unroll
-    for (int i = 0; i < 32; i++) {
-        even[i] = odd[i] = 0;
-#pragma unroll
-        for (int group = 0; group < PARTS; group++) parts[group][i] = 0;
-    }
+    for (int i = 0; i < 32; i++) even[i] = odd[i] = part[i] = 0;
     if (task.tiles) {
         barrier_wait(state(FULL), 0);
-        begin_scores(even, parts, 0);
-        end_scores(even, parts, odd, 0);
-        if (threadIdx.x % 32 == 0) barrier_arrive(state(SCORED));
+        begin_scores(even, part, 0);
+        issue_group(odd, operand(shared + KEYS, 16), 1);
+        end_scores(even, part, odd, 0);
 #pragma unroll 1
         for (; tile + 1 < last; tile += 2) {
-            advance(even, odd, parts, softmax, task, tile);
-            advance(odd, even, parts, softmax, task, tile + 1);
+            advance(even, odd, part, softmax, seen, task, tile);
+            advance(odd, even, part, softmax, seen, task, tile + 1);
         }
         if (tile < last) {
-            advance(even, odd, parts, softmax, task, tile);
-            finish(odd, softmax, task, last);
+            advance(even, odd, part, softmax, seen, task, tile);
+            weigh(odd, weights, softmax, seen, task, last);
         } else {
-            finish(even, softmax, task, last);
+            weigh(even, weights, softmax, seen, task, last);
         }
+        await_room(last);
+        pass_weights(weights, softmax, last % 2);
     }
-    read_scales(scale, task.p);
+    read_rows_of(state(QUERY), scale);
     task.close(softmax, scale, factor, 4294967296.0f);
     write_rows_of(state(TOTAL), factor);
     meet<4, 384>();
@@ -207,8 +164,7 @@ __device__ __forceinline__ void attend(const Task &task) {
 __device__ __forceinline__ void read_codes(u32 (&word)[4], u32 tile, int half, int step) {
     int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     u32 at = tile + (half * 2 + step / 4) * CHUNK + swizzled(step % 2 * 32 + lane, step / 2 % 2 * 4 + warp);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3]) : "r"(at) : "memory");
+    read_across(word, at);
 }
 
 // As operands of two products: even channels are rows 0 to 7 of a warp's sixteen, odd ones the others.
@@ -227,28 +183,26 @@ __device__ __forceinline__ void rescale(float (&sums)[SUMS], int buffer) {
     read16(state(BEHIND + 16 * buffer), behind);
     if (!(behind[0] | behind[1] | behind[2] | behind[3])) return;
 #pragma unroll
-    for (int j = 0; j < COLUMNS / 8; j++) {
+    for (int j = 0; j < 8; j++) {
         float2 factor = read_floats(state(FACTOR + buffer * 4 * ROWS + j * 32 + threadIdx.x % 4 * 8));
 #pragma unroll
         for (int m = 0; m < 4; m++) {
-            float *s = sums + m * (SUMS / 4) + 4 * j;
+            float *s = sums + m * 32 + 4 * j;
             s[0] *= factor.x, s[1] *= factor.y, s[2] *= factor.x, s[3] *= factor.y;
         }
     }
 }
 
-template <int HALF> __device__ __forceinline__ void accumulate(float (&sums)[SUMS], int tile, bool more) {
-    constexpr int held = COLUMNS == 16 ? 4 : 2;  // operands that products may be reading
+template <int HALF> __device__ __forceinline__ void accumulate(float (&sums)[SUMS], int tile) {
+    constexpr int held = 2;  // operands that products may be reading
     int stage = tile % STAGES, buffer = tile % 2;
-    u32 keys = shared + KEYS + stage * TILE_BYTES, folded = shared + FOLDED + buffer * 512 + threadIdx.x % 4 * 32;
+    u32 keys = shared + KEYS + stage * TILE_BYTES, folded = shared + FOLDED + stage * 512 + threadIdx.x % 4 * 32;
     u64 weights = operand(shared + WEIGHTS, 16) + buffer * (ROWS * TILE * 2 / 16);
     u32 word[2][4], scales[4], values[held][8];
     barrier_wait(state(FULL + 8 * stage), tile / STAGES & 1);
     read_codes(word[0], keys, HALF, 0);
     barrier_wait(state(READY + 8 * buffer), tile / 2 & 1);
     if (tile) rescale(sums, buffer);
-    // Scores of the next tile first: they would take three times as long beside values, and everybody waits for them.
-    if (more) barrier_wait(state(SCORED + 8 * ((tile + 1) % 2)), (tile + 1) / 2 & 1);
     hold(sums);
 #pragma unroll
     for (int step = 0; step < 8; step++) {  // 64 channels by 32 keys
@@ -259,7 +213,7 @@ template <int HALF> __device__ __forceinline__ void accumulate(float (&sums)[SUM
         begin_products();
 #pragma unroll
         for (int k = 0; k < 2; k++)
-            multiply_weights(sums + step / 2 * (SUMS / 4), values[step % held] + 4 * k, weights + step % 2 * 4 + k * 2);
+            multiply_keys(sums + step / 2 * 32, values[step % held] + 4 * k, weights + step % 2 * 4 + k * 2, 1);
         commit_products();
     }
     __syncwarp();
@@ -272,13 +226,13 @@ template <int HALF> __device__ __forceinline__ void accumulate(float (&sums)[SUM
 template <int HALF> __device__ __forceinline__ void write(const Task &task, const float (&sums)[SUMS]) {
     u16 *to = task.output(0) + HALF * 256 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 * 2;
 #pragma unroll
-    for (int i = 0; i < COLUMNS / 4; i++) {
+    for (int i = 0; i < 16; i++) {
         int of = i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
         if (task.row + of >= task.p.rows) continue;
         float factor = read_float(state(TOTAL + 4 * of));
 #pragma unroll
         for (int m = 0; m < 4; m++) {
-            const float *s = sums + m * (SUMS / 4) + i / 2 * 4 + i % 2;
+            const float *s = sums + m * 32 + i / 2 * 4 + i % 2;
             *(u32 *)(to + of * VALUE + 64 * m) = pair(s[0] * factor, s[2] * factor);
         }
     }
@@ -289,7 +243,7 @@ template <int HALF> __device__ __forceinline__ void follow(const Parameters &p, 
 #pragma unroll
     for (int i = 0; i < SUMS; i++) sums[i] = 0;
 #pragma unroll 1
-    for (int tile = 0; tile < tiles; tile++) accumulate<HALF>(sums, tile, tile + 1 < tiles);
+    for (int tile = 0; tile < tiles; tile++) accumulate<HALF>(sums, tile);
     meet<4, 384>();
     write<HALF>(Task(p), sums);
 }
@@ -324,7 +278,7 @@ __device__ __forceinline__ void load_queries(const Task &task) {
         if (lane < 8)
             store16(shared + GROUPS * CHUNK + swizzled(row, lane), pair(x[16], x[17]), pair(x[18], x[19]),
                     pair(x[20], x[21]), pair(x[22], x[23]));
-        if (lane == 0) write_float(state(QUERY + 4 * row), scale);
+        if (lane == 0) write_float(state(QUERY + 4 * row), scale * task.p.scale);
     }
     show_to_tensor_cores();
     meet<1, 384>();
@@ -337,10 +291,9 @@ extern "C" __global__ void __launch_bounds__(512, 1) dense_decode_fp8(const __gr
     int group = threadIdx.x / 128;
     if (threadIdx.x == 384) {
         for (int stage = 0; stage < STAGES; stage++)
-            barrier_init(state(FULL + 8 * stage), 1 + 32), barrier_init(state(FREED + 8 * stage), 12);
+            barrier_init(state(FULL + 8 * stage), 3), barrier_init(state(FREED + 8 * stage), 12);
         for (int buffer = 0; buffer < 2; buffer++)
-            barrier_init(state(READY + 8 * buffer), 4), barrier_init(state(TAKEN + 8 * buffer), 8),
-                barrier_init(state(SCORED + 8 * buffer), 4);
+            barrier_init(state(READY + 8 * buffer), 4), barrier_init(state(TAKEN + 8 * buffer), 8);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         show_to_tensor_cores();
     }
@@ -348,6 +301,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) dense_decode_fp8(const __gr
     if (group == 3) {  // registers of all four: four times what a thread begins with, 128
         fewer_registers<24>();
         if (threadIdx.x < 416) produce(p, Task(p));
+        else if (threadIdx.x >= 448) produce_scales(p, Task(p));
     } else if (group == 0) {
         more_registers<FOR_SCORES>();
         Task task(p);
@@ -355,13 +309,13 @@ extern "C" __global__ void __launch_bounds__(512, 1) dense_decode_fp8(const __gr
         load_queries(task);
         attend(task);
     } else if (group == 1) {
-        if (FOR_VALUES > 128) more_registers<FOR_VALUES>();
+        more_registers<FOR_VALUES>();
         Task task(p);
         if (task.idle()) return;
         load_queries(task);
         follow<0>(p, task.tiles);
     } else {
-        if (FOR_VALUES > 128) more_registers<FOR_VALUES>();
+        more_registers<FOR_VALUES>();
         Task task(p);
         if (task.idle()) return;
         load_queries(task);

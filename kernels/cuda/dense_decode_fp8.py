@@ -1,7 +1,8 @@
-"""Dense MLA decode over FP8 records on Hopper: launches of `dense_decode_fp8.cu`. Formula: reference/dense_decode.py.
+"""Dense MLA decode over FP8 records on Hopper: launches of `dense_decode_fp8*.cu`. Formula: reference/dense_decode.py.
 
-Queries are rounded to E4M3 with a scale for each row, so that scores are products in FP8; weights are bf16, and values
-as exact as bf16 has them: outputs are within a few hundredths of the definition's.
+Scores are products in FP8; weights are bf16, and values as exact as bf16 has them. Up to 16 rows of a sequence, queries
+are the sum of two E4M3 and outputs as exact as those over bf16 latents; else they are rounded to one E4M3 with a scale
+for each row, and outputs are within a few hundredths of the definition's.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from kernels.reference.dense_decode import PagedRecords
 from kernels.reference.sparse_decode import RecordKind
 
 RECORD = RecordKind.V32.value
-SOURCE = Path(__file__).with_suffix(".cu")
-# Queries, four tiles and weights in units of 64 rows of 128 bytes; scales of four tiles, folded scales, barriers and
-# factors.
-SHARED_BYTES = 27 * 8_192 + 4 * 1_024 + 1_024 + 1_168
 COLUMNS = (16, 64)  # rows that a block sums values for
+_FOLDER = Path(__file__).parent
+_THREADS = {16: 384, 64: 512}
+_TILE, _RECORDS = 64 * 128, 64 * RECORD  # bytes of 64 rows of 128 bytes, and of 64 records
+# Of up to 16 rows: queries and weights, four tiles, numbers by row. Of 64: queries, four tiles and weights; four tiles'
+# scales, folded and not; numbers by row.
+_SHARED = {16: 34 * 1_024 + 4 * _RECORDS + 1_376, 64: 27 * _TILE + 4 * (512 + 1_280) + 1_152}
 
 
 class _Parameters(ctypes.Structure):
@@ -53,4 +56,5 @@ def dense_decode_fp8(
 
 def kernel_of(columns: int) -> PagedKernel:
     """The kernel for so many rows of a sequence (16), or for any number (64)."""
-    return PagedKernel(SOURCE, (("COLUMNS", columns),), 512, SHARED_BYTES)
+    name = "dense_decode_fp8_few.cu" if columns == COLUMNS[0] else "dense_decode_fp8.cu"
+    return PagedKernel(_FOLDER / name, (), _THREADS[columns], _SHARED[columns])

@@ -66,3 +66,16 @@ def test_kernel_has_the_same_bits_alone_in_a_batch_and_from_a_graph(make: Callab
         assert torch.equal(run_kernel(Case(case.query[one], cache, case.scale), split)[0][0], output[row])
     workspace = workspace_for(split, len(LENGTHS), 128, case.query.device)
     assert_captures(partial(launch, case, split, workspace), (output, lse))
+
+
+@pytest.mark.parametrize("heads", [16, 64])
+@pytest.mark.parametrize("code", [0x3A, 0x03])  # 1.25, and a subnormal E4M3
+def test_equal_values_of_records_come_back_whatever_their_weights(heads: int, code: int) -> None:
+    case = make_record_case((8_192, 100), 1, heads, 64, torch.device("cuda"), code)
+    assert isinstance(case.cache, PagedRecords)
+    records = case.cache.pages[:, : 64 * 656].view(-1, 64, 656)
+    records[:, :, :512] = code
+    records[:, :, 512:528] = torch.full((4,), 0.7, device="cuda").view(torch.uint8)
+    value = torch.tensor(code, dtype=torch.uint8).view(torch.float8_e4m3fn).float().item() * 0.7
+    output = run_kernel(case, Split(8_192, 1))[0].float()
+    torch.testing.assert_close(output, torch.full_like(output, value), rtol=2**-7, atol=0)
