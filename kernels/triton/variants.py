@@ -39,7 +39,7 @@ CAPABILITIES = (90, 100)
 _POINTERS = {
     "*bf16": "x residual block out plains projected y added packed",
     "*fp32": "scales weights weight cosine sine z squares comb logits query key slot_weights",
-    "*i32": "positions chosen blocks sources counts offsets places targets experts",
+    "*i32": "positions sequences tables chosen blocks sources counts offsets places targets experts",
     "*i64": "slots recent multipliers primes",
     "*u8": "pages",
     "*i1": "alive",
@@ -173,7 +173,11 @@ def _records() -> Iterator[Variant]:
                  "SCALE_BYTES": layout.scale_bytes, "SCALE_AT": -1 if layout.scale_at is None else layout.scale_at,
                  "PLAIN": layout.plain, "PLAIN_AT": layout.plain_at, "APART": layout.width > 512, "PAIRS": 32,
                  **constants(layout.spec)}  # fmt: skip
-        yield Variant(f"record {kind.name}", kv_record._pack, shape, {"scales": _SCALES[layout.spec.scale]}, rows)
+        scales = {"scales": _SCALES[layout.spec.scale]}
+        yield Variant(f"record {kind.name}", kv_record._pack, {**shape, "PAGED": False}, scales, rows)
+        if kind is Packed.V32:  # as the engine caches it: slots are positions
+            of = {**scales, "slots": "*i32"}
+            yield Variant(f"record {kind.name}, paged", kv_record._pack, {**shape, "PAGED": True}, of, rows)
 
 
 def _dispatch() -> Iterator[Variant]:
