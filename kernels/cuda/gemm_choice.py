@@ -16,7 +16,7 @@ _FEW_CHANNELS = 1024
 _FEW_TILES, _MOST_SPLIT = 64, 3  # up to so many tiles of 64 rows, channels are split; four do not divide the chip
 _MANY, _MANY_OF_A_GROUP = 256, 128  # tokens beyond which large tiles are faster
 # What 128 channels of a large tile take on an H200, by rows and passes, and what a row of it takes to begin and end.
-_BLOCK_NS = {(64, 1): 300, (96, 1): 365, (128, 1): 428, (160, 1): 530, (176, 1): 562, (192, 1): 600, (128, 2): 780}
+_BLOCK_NS = {(64, 1): 300, (96, 1): 365, (128, 1): 428, (176, 1): 572, (192, 1): 592, (128, 2): 770}
 _NS_OF_A_ROW = 4.7
 _LIKELY = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)  # tokens of a group over the average's
 _SHARED_BYTES = 232_448 - 1024  # what a block may ask for, and room to align
@@ -127,8 +127,9 @@ class Large:
 
     def blocks(self, groups: int, capacity: int, rows: int) -> int:
         """Blocks of threads of a launch."""
-        tiles = groups * -(-capacity // self.tokens) * -(-rows // (self.rows * self.share)) * self.share
-        return min(tiles, PROCESSORS // self.share * self.share)
+        units = groups * -(-capacity // self.tokens) * -(-rows // (self.rows * self.share))
+        turns = -(-units // (PROCESSORS // self.share))
+        return -(-units // turns) * self.share  # those that would not shorten the last turn take power
 
 
 def choose_cut(
@@ -157,7 +158,8 @@ def choose_large(
         block_ns = _BLOCK_NS[large.rows, large.passes]
         return turns * (channels / DEPTH * block_ns + _NS_OF_A_ROW * large.rows * large.passes)
 
-    return min(large_tiles(grain), key=cost)
+    runs = groups > 1 and not masked  # tiles of 256 tokens would often have two experts
+    return min((large for large in large_tiles(grain) if large.passes == 1 or not runs), key=cost)
 
 
 def large_tiles(grain: int) -> list[Large]:
@@ -172,7 +174,7 @@ def _token_tiles(groups: int, tokens: int, size: int, masked: bool) -> float:
         return -(-tokens // size)
     if masked:
         return groups * sum(-(-int(tokens * part) // size) for part in _LIKELY) / len(_LIKELY)
-    return groups * (tokens / size + 0.5 + (0.5 if size > 128 else 0))  # a tile of two experts is taken twice
+    return groups * (tokens / size + 0.5)
 
 
 def choose_stream(rows: int, channels: int, groups: int, tokens: int, fp4: bool = False, grain: int = 128) -> Stream:

@@ -9,7 +9,7 @@ __device__ __forceinline__ int rank_of_block() { return SHARE > 1 ? blockIdx.x %
 // experts, all tiles are taken for the first one, then those that have two for the second.
 struct Walk {
     // Tiles of tokens that pass all weights while those are in the L2.
-    static constexpr int TOGETHER = 16 / PASSES;
+    static constexpr int TOGETHER = 8;
     int group = 0, before = 0, next = blockIdx.x / SHARE;
 
     __device__ __forceinline__ bool take(const Parameters &p, Tile &tile) {

@@ -25,7 +25,7 @@ template <int WIDTH> __device__ __forceinline__ void lay_down(u32 own, const flo
 template <int WIDTH> __device__ __forceinline__ void pick_up(const Parameters &p, u32 own, u32 counted, int row, u64 token) {
     int lane = threadIdx.x % 32, unit = lane % 8;
     u16 *to = p.output + (token + lane / 8) * p.rows + row + unit * 8;
-#pragma unroll
+#pragma unroll 2  // by four, the compiler puts sums and products into the same banks of registers
     for (int line = lane / 8; line < 16; line += 4, to += (u64)4 * p.rows) {
         u32 word[4];
         read16(own + swizzled(line, unit), word);

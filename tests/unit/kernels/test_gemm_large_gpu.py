@@ -15,8 +15,8 @@ from kernels.testing.gemm import Case, assert_case, make_case, make_contiguous
 CUDA = torch.device("cuda")
 _HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not _HOPPER, reason="needs a Hopper GPU")]
-TILES = [Large(rows, share) for rows in (64, 96, 128, 160, 176, 192) for share in (1, 2)]
-TILES += [Large(128, share, 2) for share in (1, 2, 4)]
+TILES = [Large(rows, share) for rows in (64, 96, 128, 176, 192) for share in (1, 2)]
+TILES += [Large(128, share, 2) for share in (1, 2)]
 
 
 def runner(large: Large) -> Callable[[Case], torch.Tensor]:
@@ -37,14 +37,14 @@ def test_every_tile_equals_float64_and_gives_the_same_bits(large: Large) -> None
 
 
 @pytest.mark.parametrize("form", ["fp8 128", "fp8 32"])
-@pytest.mark.parametrize("large", [Large(160, 2), Large(192), Large(128), Large(128, 2, 2), Large(128, 4, 2)], ids=str)
+@pytest.mark.parametrize("large", [Large(176, 2), Large(192), Large(128), Large(128, 2, 2)], ids=str)
 def test_hostile_operands_equal_float64(form: str, large: Large) -> None:
     assert_case(make_case(form, 5, 500, 2112, 1152, CUDA, 3, hostile=True), runner(large))
     assert_case(make_contiguous(form, [130, 0, 1, 128, 700, 0, 300], 1040, 1024, CUDA, 3), runner(large))
 
 
 def test_a_graph_of_the_kernel_gives_its_bits_and_a_launch_allocates_nothing() -> None:
-    case, large = make_case("fp8 128", 1, 700, 2112, 1536, CUDA, 5), Large(160, 2)
+    case, large = make_case("fp8 128", 1, 700, 2112, 1536, CUDA, 5), Large(176, 2)
     assert isinstance(case.weights, Fp8Weights)
     output, replayed = runner(large)(case), case.output()
     operands = (case.activations, case.weights, None, None, replayed, large)
