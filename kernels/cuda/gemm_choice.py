@@ -128,7 +128,7 @@ class Large:
     def blocks(self, groups: int, capacity: int, rows: int) -> int:
         """Blocks of threads of a launch."""
         units = groups * -(-capacity // self.tokens) * -(-rows // (self.rows * self.share))
-        turns = -(-units // (PROCESSORS // self.share))
+        turns = max(-(-units // (PROCESSORS // self.share)), 1)
         return -(-units // turns) * self.share  # those that would not shorten the last turn take power
 
 
