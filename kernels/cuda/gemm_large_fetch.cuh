@@ -13,8 +13,9 @@ __device__ __forceinline__ void fetch_activations(const Parameters &p, u32 share
             u32 full = shared + FULL + 8 * at.stage;
             u32 to = shared + at.stage * ACTIVATION + own * DEPTH;
             barrier_expect(full, ACTIVATION);
-            if (SHARE > 1) copy_box_to((1 << SHARE) - 1, to, &p.activation_map, block * DEPTH, tile.token + own, tile.group, full);
-            else copy_box(to, &p.activation_map, block * DEPTH, tile.token, tile.group, full);
+            int channel = block * DEPTH, token = tile.token + own;
+            if (SHARE > 1) copy_box_to((1 << SHARE) - 1, to, &p.activation_map, channel, token, tile.group, full);
+            else copy_box(to, &p.activation_map, channel, token, tile.group, full);
         }
     }
 }

@@ -22,7 +22,8 @@ template <int WIDTH> __device__ __forceinline__ void lay_down(u32 own, const flo
 }
 
 // From there to `output`, where tokens count: eight columns a thread at a time.
-template <int WIDTH> __device__ __forceinline__ void pick_up(const Parameters &p, u32 own, u32 counted, int row, u64 token) {
+template <int WIDTH>
+__device__ __forceinline__ void pick_up(const Parameters &p, u32 own, u32 counted, int row, u64 token) {
     int lane = threadIdx.x % 32, unit = lane % 8;
     u16 *to = p.output + (token + lane / 8) * p.rows + row + unit * 8;
 #pragma unroll 2  // by four, the compiler puts sums and products into the same banks of registers
@@ -36,8 +37,9 @@ template <int WIDTH> __device__ __forceinline__ void pick_up(const Parameters &p
 
 // 64 columns from `first` on of the sums of a pass, or those that are left. Whole boxes are copied out while the warp
 // goes on.
-template <int FIRST> __device__ __forceinline__ void write_columns(const Parameters &p, u32 own, const Place &place, int pass,
-                                                                  const float (&sums)[ROWS / 2]) {
+template <int FIRST>
+__device__ __forceinline__ void write_columns(const Parameters &p, u32 own, const Place &place, int pass,
+                                              const float (&sums)[ROWS / 2]) {
     constexpr int WIDTH = ROWS - FIRST < 64 ? ROWS - FIRST : 64;
     int token = place.token + pass * 64, row = place.row + FIRST;
     if (threadIdx.x % 32 == 0) await_copies_out();
