@@ -4,8 +4,8 @@
 // A warp copies tiles of 64 keys from pages to shared memory (TMA). Warpgroup 0 takes scores, keeps the softmax and
 // accumulates output channels 0..127; warpgroup 1 accumulates the other 384 with the weights that warpgroup 0 leaves in
 // shared memory. That is two thirds and a third of the products. The registers that warpgroup 0 has left hold nearly
-// half of the queries: shared memory is read less, and has room for more tiles. Scores of the next tile begin before the
-// exponentials of this one. Two blocks of a sequence share tiles: each copies half of them to both. Sums of several
+// half of the queries: shared memory is read less, and has room for more tiles. Scores of the next tile begin before
+// the exponentials of this one. Two blocks of a sequence share tiles: each copies half of them to both. Sums of several
 // spans go to memory and `combine` sums them.
 // Compiled with CLUSTER: 2 where blocks share tiles, or 1.
 
@@ -16,8 +16,8 @@
 #include "paged.cuh"
 #include "dense_decode_tiles.cuh"
 
-// Chunks of the next tile's scores that begin before the exponentials: those that come early, or more where memory is the
-// limit.
+// Chunks of the next tile's scores that begin before the exponentials: those that come early, or more where memory is
+// the limit.
 constexpr int EARLY = CLUSTER > 1 ? 5 : 7;
 
 // The chunks of queries that scores take first, as operands.

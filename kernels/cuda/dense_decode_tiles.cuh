@@ -2,8 +2,8 @@
 // them there. Knows no product.
 //
 // Part 0 is the 64 rotated channels, the others are 128 channels each, which are values too. Scores take the parts in
-// the order of their numbers. Of parts 1 and 2, which scores want first and values leave last, there are three in shared
-// memory, of the others two. Warpgroup 0 frees parts 0 and 1, warpgroup 1 the others.
+// the order of their numbers. Of parts 1 and 2, which scores want first and values leave last, there are three in
+// shared memory, of the others two. Warpgroup 0 frees parts 0 and 1, warpgroup 1 the others.
 
 constexpr int PARTS = 5, CHUNKS = WIDTH / 64, HELD = 4;
 constexpr int CHUNK = TILE * 128;  // bytes of 64 rows of 64 channels: the unit of the 128-byte swizzle
