@@ -117,7 +117,8 @@ def _product(
     """bf16 [groups, capacity, outputs]; `tokens`: of a group on average."""
     (groups, capacity, channels), (weight_groups, outputs, _) = activations.codes.shape, _shape(weight)
     kept = weight.weights
-    cut = choose_cut(outputs, channels, weight_groups, tokens, isinstance(kept, PackedFp4), kept.grain)
+    is_fp4, masked = isinstance(kept, PackedFp4), counts is not None
+    cut = choose_cut(outputs, channels, weight_groups, tokens, is_fp4, kept.grain, masked)
     out = torch.empty(groups, capacity, outputs, dtype=torch.bfloat16, device=activations.codes.device)
     kernel.gemm(activations, kept, counts, named, out, cut)
     return out
