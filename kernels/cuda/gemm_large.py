@@ -64,7 +64,10 @@ def parameters_of(
 
 
 def defines_for(large: Large, grain: int) -> dict[str, int]:
-    """Macros the source is compiled with."""
+    """Macros the source is compiled with. Raises KernelError for a tile whose rows end within a scale's square."""
+    if grain == 32 and large.rows % grain:
+        raise KernelError(f"tiles of {large.rows} rows end within a square of {grain} that shares a scale",
+                          fix=f"cut into multiples of {grain} rows")  # fmt: skip
     return {"GRAIN": grain, "ROWS": large.rows, "PASSES": large.passes, "SHARE": large.share,
             "STAGES": large.stages}  # fmt: skip
 

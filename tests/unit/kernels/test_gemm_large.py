@@ -102,6 +102,11 @@ def test_fp4_weights_are_refused() -> None:
         gemm.gemm(case.activations, pack_fp4(case.weights), None, None, case.output(), Large(128))
 
 
+def test_rows_that_end_within_a_square_of_scales_are_refused() -> None:
+    with pytest.raises(KernelError, match="176 rows end within a square of 32"):
+        defines_for(Large(176), grain=32)
+
+
 @pytest.mark.parametrize(
     ("large", "grain"), [(Large(192), 32), (Large(176), 128), (Large(192, 2), 128), (Large(128, 2, 2), 128)], ids=str
 )
