@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from numba import prange
 
-from kernels.cpu.compile import Array, parallel_ordered, serial_ordered
-from kernels.cpu.numbers import exp, inverse_rms, rotate
+from kernels.cpu.compile import Array, parallel, serial
+from kernels.cpu.numbers import exp, rotate
 from kernels.cpu.rowtiles import row_tiles
 from kernels.cpu.storage import as_array, copy_row
+from kernels.cpu.sums import inverse_rms
 from kernels.cpu.tile import LANES, panel_product
 from kernels.operands import AttentionSpec, Pages, Ragged, Ring, RopeTable, Selection
 
@@ -47,7 +48,7 @@ def attend(
     return out
 
 
-@serial_ordered
+@serial
 def _load_queries(
     queries: Array, first: int, rows: int, heads: int, width: int, eps: float, positions: Array, cosine: Array,
     sine: Array, panels: Array,
@@ -66,7 +67,7 @@ def _load_queries(
                 panels[lane // LANES, c, lane % LANES] = turned[0, c] * scale
 
 
-@serial_ordered
+@serial
 def _hide(scores: Array, seen: Array, dense: int, heads: int) -> None:
     """Scores [keys, lanes] become -inf but for seen[row] = (first, end) of the dense keys and (end) of the others."""
     for row in range(seen.shape[0]):
@@ -79,7 +80,7 @@ def _hide(scores: Array, seen: Array, dense: int, heads: int) -> None:
                 scores[k, lane] = -np.inf
 
 
-@serial_ordered
+@serial
 def _weigh(scores: Array, lanes: int, heads: int, sink: Array, inverse: Array) -> None:
     """scores [keys, >= lanes] -> exp(score - max); inverse [lanes] of their sums with the sink's share."""
     keys = scores.shape[0]
@@ -100,7 +101,7 @@ def _weigh(scores: Array, lanes: int, heads: int, sink: Array, inverse: Array) -
         inverse[lane] = np.float32(1.0) / total[lane]
 
 
-@serial_ordered
+@serial
 def _mix(
     scores: Array, keys: Array, count: int, rows: int, heads: int, width: int, inverse: Array, first: int,
     positions: Array, cosine: Array, sine: Array, out: Array,
@@ -119,7 +120,7 @@ def _mix(
             out[row, head * width + c] = mixed[lane, c]
 
 
-@serial_ordered
+@serial
 def _attend_tile(
     first: int, rows: int, queries: Array, fresh: Array, heads: int, width: int, window: int, sink: Array, eps: float,
     positions: Array, start: int, context: int, slot: int, table: Array, ring: Array, offset: int, capacity: int,
@@ -166,7 +167,7 @@ def _attend_tile(
     _mix(scores, keys, dense + sparse, rows, heads, width, inverse, first, positions, cosine, sine, out)
 
 
-@parallel_ordered
+@parallel
 def _attend(
     queries: Array, fresh: Array, heads: int, width: int, window: int, sink: Array, eps: float, firsts: Array,
     positions: Array, sequences: Array, starts: Array, context: Array, slots: Array, tables: Array,

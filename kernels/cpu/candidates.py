@@ -11,6 +11,7 @@ from numba import prange
 
 from kernels.cpu.compile import Array, parallel, serial
 from kernels.cpu.index import select_best
+from kernels.cpu.sums import relu_dot
 from kernels.cpu.tile import LANES, panel_product
 from kernels.csa2 import ChoiceSpec
 from kernels.operands import Pages, Ragged, Selection
@@ -55,15 +56,11 @@ def _score_run(
     scores: Array, first: int,
 ) -> None:  # fmt: skip
     """Scores of `count` keys that lie one after another from element `at` of the pages."""
-    lanes, scale = panels.shape[0] * LANES, np.float32(1.0 / np.sqrt(width))
-    head_scale = np.float32(1.0 / np.sqrt(heads))
+    lanes, scale = panels.shape[0] * LANES, np.float32(1.0 / np.sqrt(width * heads))
     for p in range(panels.shape[0]):
         panel_product(pages, at, width, 1, count, panels, p * width * LANES, LANES, width, products, p * LANES, lanes)
     for i in range(count):
-        total = np.float32(0.0)
-        for h in range(heads):
-            total += weights[row, h] * head_scale * max(products[i, h] * scale, np.float32(0.0))
-        scores[first + i] = total
+        scores[first + i] = relu_dot(weights[row], products[i, :heads]) * scale
 
 
 @serial

@@ -28,12 +28,9 @@ if not os.environ.get("NUMBA_CACHE_DIR"):
 # OpenMP alone may be entered from several threads at once; numba's own workqueue aborts the process then.
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
-# Sums may be regrouped by the compiler (the same way at every call); infinities and NaN keep their meaning.
-_REGROUPED = {"reassoc", "contract", "nsz", "arcp"}
-_ORDERED = {"contract"}
-_COMMON = {"nogil": True, "cache": True, "error_model": "numpy"}
-parallel = partial(numba.njit, parallel=True, fastmath=_REGROUPED, **_COMMON)
-serial = partial(numba.njit, fastmath=_REGROUPED, **_COMMON)
-# For sums whose order is part of the contract, and for arithmetic that regrouping would spoil.
-parallel_ordered = partial(numba.njit, parallel=True, fastmath=_ORDERED, **_COMMON)
-serial_ordered = partial(numba.njit, fastmath=_ORDERED, **_COMMON)
+# No arithmetic is left to the compiler. It makes several versions of a loop, and another compilation others; which one
+# runs depends on where operands lie. Where it may regroup sums, contract products or take a reciprocal for a division,
+# versions differ in the last bits. So kernels write out their sums (cpu/sums.py) and say `fma` where they mean it.
+_COMMON = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": False}
+parallel = partial(numba.njit, parallel=True, **_COMMON)
+serial = partial(numba.njit, **_COMMON)

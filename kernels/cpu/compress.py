@@ -7,8 +7,9 @@ import torch
 from numba import prange
 
 from kernels.cpu.compile import Array, parallel, serial
-from kernels.cpu.numbers import exp, inverse_rms, narrow_into, rotate
+from kernels.cpu.numbers import exp, fma, narrow_into, rotate
 from kernels.cpu.storage import store_rows
+from kernels.cpu.sums import inverse_rms
 from kernels.operands import CompressorSpec, Pages, Ragged, Ring, RopeTable
 
 
@@ -41,7 +42,7 @@ def _accumulate(
     for c in range(highest.shape[0]):
         weight = exp(rows[row, gate + c] + bias[at, part + c] - highest[c])
         total[c] += weight
-        pooled[0, c] += weight * rows[row, content + c]
+        pooled[0, c] = fma(weight, rows[row, content + c], pooled[0, c])
 
 
 @parallel

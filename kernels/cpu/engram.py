@@ -7,7 +7,8 @@ import torch
 from numba import prange
 
 from kernels.cpu.compile import Array, parallel
-from kernels.cpu.numbers import inverse_rms, sigmoid
+from kernels.cpu.numbers import fma, sigmoid
+from kernels.cpu.sums import dot, inverse_rms
 from kernels.csa2 import EngramSpec
 
 
@@ -28,16 +29,16 @@ def _engram(
 ) -> None:
     streams, hidden = query_norm.shape
     for row in prange(len(x)):
+        query, key = np.empty(hidden, np.float32), np.empty(hidden, np.float32)
         for i in range(streams):
             first = i * hidden
             unit = inverse_rms(x, row, first, hidden, eps)
             key_unit = inverse_rms(projected, row, first, hidden, eps)
-            dot = np.float32(0.0)
             for d in range(hidden):
-                query = x[row, first + d] * unit * query_norm[i, d]
-                dot += query * (projected[row, first + d] * key_unit * key_norm[i, d])
-            dot *= np.float32(1.0 / np.sqrt(hidden))
-            root = np.sqrt(max(abs(dot), np.float32(1e-6)))
-            gate = sigmoid(-root if dot < 0 else root) if alive[row] else np.float32(0.0)
+                query[d] = x[row, first + d] * unit * query_norm[i, d]
+                key[d] = projected[row, first + d] * key_unit * key_norm[i, d]
+            score = dot(query, key) * np.float32(1.0 / np.sqrt(hidden))
+            root = np.sqrt(max(abs(score), np.float32(1e-6)))
+            gate = sigmoid(-root if score < 0 else root) if alive[row] else np.float32(0.0)
             for d in range(hidden):
-                out[row, first + d] = x[row, first + d] + gate * projected[row, streams * hidden + d]
+                out[row, first + d] = fma(gate, projected[row, streams * hidden + d], x[row, first + d])

@@ -8,7 +8,7 @@ from numba import prange
 
 from kernels.cpu.compile import Array, parallel, serial
 from kernels.cpu.linear import rounded
-from kernels.cpu.numbers import round_bf16, sigmoid
+from kernels.cpu.numbers import fma, round_bf16, sigmoid
 from kernels.cpu.tile import LANES, WIDE, panels_product
 from kernels.operands import ExpertBank
 
@@ -103,4 +103,4 @@ def expert_rows(
             out[row, c] = results[place[row, topk], c]
         for k in range(topk):
             for c in range(hidden):
-                out[row, c] += weights[row, k] * results[place[row, k], c]
+                out[row, c] = fma(weights[row, k], results[place[row, k], c], out[row, c])

@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kernels.cpu.compile import serial_ordered
+from kernels.cpu.compile import serial
 from kernels.cpu.numbers import widen
 from kernels.cpu.tile import prefetch
 
@@ -167,7 +167,7 @@ _score3, _score1 = _score_tile(3), _score_tile(1)
 _mix3, _mix1 = _mix_tile(3), _mix_tile(1)
 
 
-@serial_ordered
+@serial
 def score_keys(queries, stored, places, width, scores):  # type: ignore[no-untyped-def]
     """scores [keys, 4] of queries [4, >= width] with the rows of `width` elements at places [keys] of flat `stored`."""
     keys, whole, i = len(places), width // _LANES * _LANES, 0
@@ -186,7 +186,7 @@ def score_keys(queries, stored, places, width, scores):  # type: ignore[no-untyp
                     scores[i, h] += queries[h, c] * widen(stored[places[i] + c])
 
 
-@serial_ordered
+@serial
 def mix_values(weights, stored, places, first, count, width, mixed):  # type: ignore[no-untyped-def]
     """mixed [4, width] += weights [keys, 4] of keys first .. + count times their rows; count >= 1."""
     c = 0

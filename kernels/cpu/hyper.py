@@ -7,7 +7,8 @@ import torch
 from numba import prange
 
 from kernels.cpu.compile import Array, parallel, serial
-from kernels.cpu.numbers import exp, inverse_rms, sigmoid
+from kernels.cpu.numbers import exp, fma, sigmoid
+from kernels.cpu.sums import inverse_rms
 from kernels.cpu.tile import LANES, panel_product
 from kernels.operands import HyperHead, HyperSite
 
@@ -95,7 +96,7 @@ def collapse(x: Array, row: int, weights: Array, norm: Array, eps: float, out: A
         out[row, d] = weights[0] * x[row, d]
     for i in range(1, weights.shape[0]):
         for d in range(hidden):
-            out[row, d] += weights[i] * x[row, i * hidden + d]
+            out[row, d] = fma(weights[i], x[row, i * hidden + d], out[row, d])
     unit = inverse_rms(out, row, 0, hidden, eps)
     for d in range(hidden):
         out[row, d] = out[row, d] * unit * norm[d]
@@ -134,7 +135,7 @@ def _post(x: Array, block: Array, post: Array, comb: Array, out: Array) -> None:
                 out[row, k, d] = post[row, k] * block[row, d]
             for j in range(streams):
                 for d in range(hidden):
-                    out[row, k, d] += comb[row, j, k] * x[row, j, d]
+                    out[row, k, d] = fma(comb[row, j, k], x[row, j, d], out[row, k, d])
 
 
 @parallel

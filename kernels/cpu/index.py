@@ -9,6 +9,7 @@ from numba import prange
 from kernels.cpu.compile import Array, parallel, serial
 from kernels.cpu.numbers import ordered_bits, rotate
 from kernels.cpu.rowtiles import row_tiles
+from kernels.cpu.sums import relu_dot
 from kernels.cpu.tile import LANES, panel_product
 from kernels.operands import IndexerSpec, Pages, Ragged, RopeTable, Selection
 
@@ -90,10 +91,7 @@ def _score(
             )
         for r in range(rows):
             for i in range(count):
-                total = np.float32(0.0)
-                for h in range(heads):
-                    total += weights[r, h] * max(products[i, r * heads + h] * scale, np.float32(0.0))
-                scores[r, first + i] = total
+                scores[r, first + i] = relu_dot(weights[r], products[i, r * heads : (r + 1) * heads]) * scale
 
 
 @serial

@@ -7,8 +7,9 @@ import torch
 from numba import prange
 
 from kernels.cpu.compile import Array, parallel
-from kernels.cpu.numbers import inverse_rms, narrow_into, rotate
+from kernels.cpu.numbers import narrow_into, rotate
 from kernels.cpu.storage import as_array
+from kernels.cpu.sums import inverse_rms
 from kernels.operands import LatentSpec, Ragged, RopeTable
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from kernels.cpu.compile import Array, parallel_ordered, serial_ordered
+from kernels.cpu.compile import Array, parallel, serial
 from kernels.cpu.headtile import HEADS, mix_values, score_keys
 from kernels.cpu.numbers import exp, rotate
 from kernels.operands import MlaSpec, Pages, Ragged, RopeTable, Selection
@@ -36,7 +36,7 @@ def attend_latent(
     return out
 
 
-@serial_ordered
+@serial
 def _load_queries(
     absorbed: Array, turning: Array, column: int, row: int, first: int, heads: int, rank: int, scale: float,
     cosine: Array, sine: Array, queries: Array,
@@ -55,7 +55,7 @@ def _load_queries(
             query[rank + c] *= factor
 
 
-@serial_ordered
+@serial
 def _place_keys(
     table: Array, stride: int, offset: int, per_page: int, width: int, chosen: Array, places: Array
 ) -> None:
@@ -70,7 +70,7 @@ def _place_keys(
             places[first + i] = base + i * width
 
 
-@serial_ordered
+@serial
 def _weigh(scores: Array, inverse: Array) -> None:
     """scores [keys, 4] -> exp(score - max); inverse [4] of their sums."""
     highest, total = np.full(HEADS, -np.inf, np.float32), np.zeros(HEADS, np.float32)
@@ -90,7 +90,7 @@ def _weigh(scores: Array, inverse: Array) -> None:
         inverse[h] = np.float32(1.0) / total[h]
 
 
-@parallel_ordered
+@parallel
 def attend(
     absorbed: Array, turning: Array, column: int, heads: int, rank: int, scale: float, positions: Array,
     sequences: Array, tables: Array, pages: Array, offset: int, per_page: int, entries: Array, counts: Array,

@@ -8,6 +8,7 @@ from numba import prange
 
 from kernels.cpu.compile import Array, parallel, serial
 from kernels.cpu.numbers import exp, rotate
+from kernels.cpu.sums import row_sum
 from kernels.cpu.tile import LANES, panel_product
 from kernels.operands import MlaSpec, RopeTable
 
@@ -68,15 +69,13 @@ def _weigh(scores: Array, seen: int, chosen: Array) -> float:
     for k in range(len(chosen)):
         if not chosen[k]:
             scores[k] = -np.inf
-    highest, total = np.float32(-np.inf), np.float32(0.0)
+    highest = np.float32(-np.inf)
     for k in range(seen):
         highest = max(highest, scores[k])
     for k in range(seen):
         scores[k] = exp(scores[k] - highest)
-    for k in range(seen):
-        total += scores[k]
     scores[seen:] = 0.0
-    return np.float32(1.0) / total
+    return np.float32(1.0) / row_sum(scores[:seen])
 
 
 @parallel

@@ -7,8 +7,9 @@ import torch
 from numba import prange
 
 from kernels.cpu.compile import Array, parallel
-from kernels.cpu.numbers import inverse_rms, rotate
+from kernels.cpu.numbers import rotate
 from kernels.cpu.storage import narrow_row
+from kernels.cpu.sums import inverse_rms, row_sum
 from kernels.operands import IndexKeySpec, MlaSpec, Pages, Ragged, RopeTable
 
 
@@ -71,10 +72,8 @@ def _store_index_key(
 ) -> None:  # fmt: skip
     width = norm.shape[0]
     for row in prange(projected.shape[0]):
-        at, made, total = positions[row], np.empty((1, width), np.float32), np.float32(0.0)
-        for c in range(width):
-            total += projected[row, column + c]
-        mean = total / np.float32(width)
+        at, made = positions[row], np.empty((1, width), np.float32)
+        mean = row_sum(projected[row, column : column + width]) / np.float32(width)
         for c in range(width):
             made[0, c] = projected[row, column + c] - mean
         unit = inverse_rms(made, 0, 0, width, eps)

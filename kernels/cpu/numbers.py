@@ -6,7 +6,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic, overload
 
-from kernels.cpu.compile import serial, serial_ordered
+from kernels.cpu.compile import serial
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -27,6 +27,17 @@ def float_to_bits(_context, value):  # type: ignore[no-untyped-def]
         return builder.bitcast(args[0], context.get_value_type(types.uint32))
 
     return types.uint32(types.float32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def fma(_context, x, y, z):  # type: ignore[no-untyped-def]
+    """x * y + z in fp32, rounded once."""
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        given = [context.cast(builder, one, of, types.float32) for one, of in zip(args, signature.args, strict=True)]
+        return builder.fma(*given)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
 
 
 @serial(inline="always")
@@ -76,24 +87,25 @@ def _narrow_into(target, row, column, value):  # type: ignore[no-untyped-def]
     return store
 
 
-@serial_ordered
+@serial
 def exp(value):  # type: ignore[no-untyped-def]
     """e**value in fp32 within 2 ulp, as straight-line code so that loops over it vectorize; underflows to 0."""
     x = min(max(np.float32(value), np.float32(-87.0)), np.float32(88.0))
-    whole = np.float32(np.floor(x * np.float32(1.44269504) + np.float32(0.5)))
-    r = x - whole * np.float32(0.693359375) - whole * np.float32(-2.12194440e-4)  # ln 2 in two parts (Cody and Waite)
+    whole = np.float32(np.floor(fma(x, np.float32(1.44269504), np.float32(0.5))))
+    # ln 2 in two parts (Cody and Waite)
+    r = fma(whole, np.float32(2.12194440e-4), fma(whole, np.float32(-0.693359375), x))
     p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    p = p * r * r + r + np.float32(1.0)
+    p = fma(p, r, np.float32(1.3981999507e-3))
+    p = fma(p, r, np.float32(8.3334519073e-3))
+    p = fma(p, r, np.float32(4.1665795894e-2))
+    p = fma(p, r, np.float32(1.6666665459e-1))
+    p = fma(p, r, np.float32(5.0000001201e-1))
+    p = fma(p * r, r, r) + np.float32(1.0)
     scale = bits_to_float(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23))
     return np.float32(0.0) if value < np.float32(-87.0) else p * scale
 
 
-@serial_ordered
+@serial
 def sigmoid(value):  # type: ignore[no-untyped-def]
     """1 / (1 + e**-value) in fp32."""
     return np.float32(1.0) / (np.float32(1.0) + exp(-value))
@@ -110,18 +122,10 @@ def ordered_bits(value):  # type: ignore[no-untyped-def]
 
 
 @serial
-def inverse_rms(values, row, first, count, eps):  # type: ignore[no-untyped-def]
-    """1 / sqrt(mean of squares + eps) of values[row, first : first + count]."""
-    total, part = np.float32(0.0), values[row, first : first + count]
-    for c in range(count):
-        total += part[c] * part[c]
-    return np.float32(1.0) / np.float32(np.sqrt(total / np.float32(count) + np.float32(eps)))
-
-
-@serial
 def rotate(values, row, first, cosine, sine, sign):  # type: ignore[no-untyped-def]
     """Rotate interleaved pairs of values[row, first:] in place by one position's angles; sign -1 undoes it."""
     for i in range(cosine.shape[0]):
         even, odd = values[row, first + 2 * i], values[row, first + 2 * i + 1]
-        values[row, first + 2 * i] = even * cosine[i] - sign * odd * sine[i]
-        values[row, first + 2 * i + 1] = sign * even * sine[i] + odd * cosine[i]
+        turn = sign * sine[i]
+        values[row, first + 2 * i] = fma(even, cosine[i], -(odd * turn))
+        values[row, first + 2 * i + 1] = fma(odd, cosine[i], even * turn)

@@ -7,8 +7,9 @@ import torch
 from numba import prange
 
 from kernels.cpu.compile import Array, parallel
-from kernels.cpu.numbers import exp, inverse_rms, narrow_into
+from kernels.cpu.numbers import exp, fma, narrow_into
 from kernels.cpu.storage import store_rows
+from kernels.cpu.sums import inverse_rms
 from kernels.csa2 import PoolSpec
 from kernels.operands import Pages, Ragged, Ring
 
@@ -62,7 +63,7 @@ def _pool(
                     else:
                         weight = exp(gate - highest[c])
                         total[c] += weight
-                        latent[i, c] += weight * source[row, content + c]
+                        latent[i, c] = fma(weight, source[row, content + c], latent[i, c])
         for c in range(width):
             latent[i, c] /= total[c]
         unit = inverse_rms(latent, i, 0, width, eps)

@@ -9,6 +9,7 @@ from numba import prange
 from kernels.cpu.compile import Array, parallel, serial
 from kernels.cpu.linear import rounded
 from kernels.cpu.numbers import exp, sigmoid
+from kernels.cpu.sums import row_sum
 from kernels.cpu.tile import LANES, panel_product
 from kernels.operands import GroupRouterSpec
 
@@ -30,13 +31,13 @@ def route_groups(x: torch.Tensor, spec: GroupRouterSpec) -> tuple[torch.Tensor, 
 @serial
 def _score(scores: Array, row: int, count: int, is_sigmoid: bool) -> None:
     """scores[row, :count] become sigmoids, or the softmax over them."""
-    highest, total = np.float32(-np.inf), np.float32(0.0)
+    highest = np.float32(-np.inf)
     for e in range(count):
         highest = max(highest, scores[row, e])
     for e in range(count):
         scores[row, e] = sigmoid(scores[row, e]) if is_sigmoid else exp(scores[row, e] - highest)
-        total += scores[row, e]
     if not is_sigmoid:
+        total = row_sum(scores[row, :count])
         for e in range(count):
             scores[row, e] /= total
 

@@ -8,7 +8,8 @@ from numba import prange
 
 from kernels.cpu.compile import Array, parallel
 from kernels.cpu.hyper import balance, collapse, mixing_products, soften
-from kernels.cpu.numbers import inverse_rms, sigmoid
+from kernels.cpu.numbers import sigmoid
+from kernels.cpu.sums import inverse_rms
 from kernels.cpu.tile import LANES
 from kernels.operands import HyperSite
 
