@@ -58,5 +58,5 @@ def test_equal_beginnings_have_equal_keys_and_nothing_after_a_difference_does():
     one, other = chain([1, 2, 3, 4], 16), chain([1, 2, 9, 4], 16)
     assert [a.key == b.key for a, b in zip(one, other, strict=True)] == [True, True, False, False]
     assert [block.parent for block in one] == [bytes(32), *(block.key for block in one[:-1])]
-    assert all(len(block.name.token_ids) == 16 for block in one)
-    assert list(one[1].name.token_ids) != list(one[2].name.token_ids)
+    assert all(len(block.name.tokens) == 4 * 16 for block in one), "a token is four bytes"
+    assert one[1].name.tokens != one[2].name.tokens

@@ -1,6 +1,7 @@
 """How the command speaks."""
 
 import io
+from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -43,6 +44,16 @@ def test_an_error_is_one_message_with_its_fix_and_exit_code_1(monkeypatch):
     assert said.file.getvalue() == "error: --http-port: port [8000] is taken\n  fix: use --http-port 0\n"
 
 
+@pytest.fixture
+def logs_to_stdout() -> Iterator[None]:
+    """What no service has configured; one that ran in this process before may have sent logs elsewhere."""
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    yield
+    structlog.configure(**before)
+
+
+@pytest.mark.usefixtures("logs_to_stdout")
 def test_libraries_do_not_log_into_the_answer_and_speak_again_after_it(capsys):
     log = structlog.get_logger()
     with console.silent_logs():
