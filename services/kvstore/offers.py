@@ -45,9 +45,8 @@ class Offer:
                     "offer.records.name.key", "a key is not 32 bytes long", "use the prefix keys of the engine"
                 )
             if len(record.name.tokens) != self.layout.block_tokens * TOKEN_BYTES:
-                raise _wrong(
-                    "offer.records.name.token_ids", "not one block of tokens", f"send {self.layout.block_tokens}"
-                )
+                size = f"send {self.layout.block_tokens} of {TOKEN_BYTES} bytes"
+                raise _wrong("offer.records.name.tokens", "not one block of tokens", size)
             if record.size != self.size_of(record.id.kind):
                 raise _wrong("offer.records.size", f"{record.size} bytes", f"send {self.size_of(record.id.kind)}")
 
