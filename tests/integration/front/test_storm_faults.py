@@ -22,6 +22,7 @@ from tests.support.promises import Recorder
 REQUESTS, AT_ONCE = 2000, 64
 LEFT, HIT = 0.3, 0.1
 LEASE_S = 10.0
+QUIET_S = 3.0  # in which no task ends: what the warm-up began is over
 KINDS = (Unavailable, DataLoss, StaleTicket)
 
 
@@ -87,13 +88,22 @@ async def kill_workers(stack: FrontStack, folder: Path, storm: Storm) -> None:
             storm.killed += 1
 
 
+async def settled_tasks() -> int:
+    """Tasks, once none has ended for a while: connections of the warm-up close by and by."""
+    before = -1
+    async with asyncio.timeout(10 * QUIET_S):
+        while (tasks := len(asyncio.all_tasks())) != before:
+            before = tasks
+            await asyncio.sleep(QUIET_S)
+    return tasks
+
+
 @pytest.mark.slow
 @pytest.mark.promise(14)
 async def test_2000_requests_leave_nothing_behind(stack: FrontStack, tmp_path: Path, promise: Recorder) -> None:
     await Storm(stack, seed=1).run(100)
     await stack.until_idle(5.0)
-    await asyncio.sleep(0.5)  # connections of the warm-up close
-    tasks, files = len(asyncio.all_tasks()), open_files()
+    tasks, files = await settled_tasks(), open_files()
     storm = Storm(stack, seed=14)
     stack.script.doom = storm.doom
     killing = asyncio.create_task(kill_workers(stack, tmp_path, storm))
