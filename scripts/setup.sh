@@ -36,7 +36,7 @@ if [ -n "${TORCH_INDEX_URL:-}" ]; then
   echo "setup: $torch from TORCH_INDEX_URL"
   "${pip[@]}" --index-url "$TORCH_INDEX_URL" "$torch"
 fi
-echo "setup: deepinfer-serve[$extras] (about 1.5 GB on disk with a CPU build of torch)"
+echo "setup: deepinfer-serve[$extras] (1.7 GB on disk with a CPU build of torch, 2.8 with what tests need)"
 "${pip[@]}" --editable ".[$extras]"
 "${pip[@]}" --no-deps "$nixl"
 echo "$key" > ".venv/.deepinfer-$profile"
