@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
+from fabric.kvlink.leftovers import to_its_end
 from fabric.kvlink.link import Bytes, Link
 from fabric.kvlink.slabs import SlabBook, SlabState, Writer
 from fabric.kvlink.verify import (
@@ -33,7 +33,6 @@ from fabric.records import Landing
 from fabric.telemetry import logs
 
 _log = logs.get("landing")
-ResultT = TypeVar("ResultT")
 # Up to here, a quarter of a millisecond, a change of thread costs more than it saves: more so on a busy machine. A
 # kernel copies 16 MiB, a whole chunk of what is lent, in 1.4 ms, and lets other threads run meanwhile.
 _INLINE_BYTES, _KERNEL_INLINE_BYTES = 1 << 20, 16 << 20
@@ -154,7 +153,8 @@ class LandingPool:
 
     async def _copy_part(self, source: Bytes, rows: CopyRows) -> int | None:
         if total_bytes(rows) > self.inline_bytes:
-            return await _to_thread(self._copy, source, rows)
+            # however often the caller is cancelled: memory must not be given back meanwhile
+            return await to_its_end(asyncio.to_thread(self._copy, source, rows))
         wrong = self._copy(source, rows)
         await asyncio.sleep(0)  # many in a row must not keep the loop from others
         return wrong
@@ -231,17 +231,3 @@ class LandingPool:
             waiting = self._expecting.pop(owner, None)
             if waiting is not None:
                 waiting.close()
-
-
-async def _to_thread(work: Callable[..., ResultT], *arguments: object) -> ResultT:
-    """Runs `work` to its end however often the caller is cancelled: its memory must not be given back meanwhile."""
-    task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    return task.result()

@@ -7,11 +7,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fabric.errors import ServiceError
 from fabric.telemetry import logs
 
+ResultT = TypeVar("ResultT")
 _log = logs.get("kvlink")
 _REMEMBERED = 1024  # owners whose work failed, for callers that still have to be told
 
@@ -98,8 +99,8 @@ class Leftovers:
             then()
 
 
-async def to_its_end(work: Coroutine[Any, Any, None] | asyncio.Task[None]) -> None:
-    """Runs `work`, which has a deadline, to its end even when the caller is cancelled, be it more than once."""
+async def to_its_end(work: Coroutine[Any, Any, ResultT] | asyncio.Task[ResultT]) -> ResultT:
+    """Runs `work`, which ends by itself, to its end even when the caller is cancelled, be it more than once."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -108,8 +109,7 @@ async def to_its_end(work: Coroutine[Any, Any, None] | asyncio.Task[None]) -> No
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is None:
-        await task
-        return
+        return await task
     if not task.cancelled():
         task.exception()  # retrieved: the caller is gone, nobody else will
     raise cancelled
