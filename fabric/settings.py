@@ -13,8 +13,10 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origi
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from fabric import faults
 from fabric.errors import StartError
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
@@ -142,14 +144,16 @@ def _validate(cls: type[SettingsT], sources: Mapping[str, Tree]) -> SettingsT:
     try:
         return cls(**merged)
     except ValidationError as error:
-        lines = [_describe(item["loc"], item["msg"], sources) for item in error.errors()]
+        lines = [_describe(item, sources) for item in error.errors(include_url=False, include_input=False)]
         raise SettingsError("; ".join(lines), fix="see --help") from error
 
 
-def _describe(loc: tuple[int | str, ...], message: str, sources: Mapping[str, Tree]) -> str:
+def _describe(fault: ErrorDetails, sources: Mapping[str, Tree]) -> str:
+    loc, said = fault["loc"], faults.words(fault["type"], fault.get("ctx", {}))
     path = tuple(part for part in loc if isinstance(part, str))
     origin = next((name for name, tree in sources.items() if path and _holds(tree, path)), "")
-    return f"{'.'.join(map(str, loc))}: {message}" + (f" [from {origin}]" if origin else "")
+    where = ".".join(map(str, loc))
+    return f"{where}: {said.message}, {said.fix}" + (f" [from {origin}]" if origin else "")
 
 
 def _holds(tree: Any, path: tuple[str, ...]) -> bool:

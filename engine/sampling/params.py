@@ -14,7 +14,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
 MAX_TOP_LOGPROBS = 20
-MAX_NEW_TOKENS = 1_000_000
+MAX_NEW_TOKENS = 2**31 - 1  # what a message carries; what a model has room for is known where its context is
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ def chat_from_body(body: bytes, stamp: Stamp) -> Job:
         created=stamp.created,
         keeping=stamp.keeping(chat.retention_class, _retention_of_chat(bool(chat.tools))),
         regions=stamp.tenant.regions,
+        named=_newer if chat.max_tokens is None else str,
     )
 
 
@@ -178,6 +179,11 @@ def _body(request: gateway_pb2.ChatRequest) -> dict[str, Any]:
     if request.sampling.HasField("logprobs"):
         body |= {"logprobs": True, "top_logprobs": request.sampling.logprobs}
     return body
+
+
+def _newer(field: str) -> str:
+    """What a client calls the limit of its output that did not use the older name."""
+    return "max_completion_tokens" if field == "max_tokens" else field
 
 
 def _in_message(field: str) -> str:

@@ -68,6 +68,6 @@ def finish_of(prompt: Prompt, token: int, count: int) -> common_pb2.FinishReason
 def _too_many(job: Job, asked: int, most: int) -> InvalidArgument:
     return InvalidArgument(
         f"{asked} output tokens were asked for, at most {most} fit",
-        field=nested("max_tokens", job.sampling_field),
+        field=job.named(nested("max_tokens", job.sampling_field)),
         fix=f"ask for at most {most}",
     )

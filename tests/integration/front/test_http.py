@@ -50,6 +50,16 @@ async def test_operators_find_what_they_look_for(stack: FrontStack) -> None:
         (b'{"model":"bytes","messages":[{"role":"user","content":"x"}],"max_tokens":2147483648}', 400, "max_tokens"),
         (b'{"model":"bytes","messages":[{"role":"user","content":"x"}],"max_tokens":4096}', 400, "max_tokens"),
         (b'{"model":"bytes","messages":[{"role":"user","content":"x"}],"max_tokens":4090}', 400, "max_tokens"),
+        (
+            b'{"model":"bytes","messages":[{"role":"user","content":"x"}],"max_completion_tokens":4096}',
+            400,
+            "max_completion_tokens",
+        ),
+        (
+            b'{"model":"bytes","messages":[{"role":"user","content":"x"}],"max_completion_tokens":4090}',
+            400,
+            "max_completion_tokens",
+        ),
         (b'{"model":"none","messages":[{"role":"user","content":"x"}]}', 404, "model"),
         (b'{"model":"bytes","messages":[{"role":"user","content":"' + b"x" * 5000 + b'"}]}', 400, "messages"),
         (b'{"model":"bytes","messages":[{"role":"user","content":"x"}],"best_of":2}', 400, "best_of"),

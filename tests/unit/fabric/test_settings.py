@@ -133,3 +133,17 @@ def test_help_names_every_setting_its_default_and_variable(capsys):
     assert "blocks in the pool (default 64) [env DEEPINFER_ECHO_ENGINE__NUM_BLOCKS]" in text
     assert "hush-hush" not in text
     assert "(default )" not in text and "(default None)" not in text
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--max-sequences", "0", "max_sequences: out of range, use above 0 [from command line]"),
+        ("--max-sequences", "many", "max_sequences: not a whole number, use a whole number [from command line]"),
+        ("--log-level", "loud", "log_level: not an accepted value, use 'debug', 'info', 'warning' or 'error'"),
+    ],
+)
+def test_a_wrong_value_is_told_in_our_words_with_what_is_accepted(option, value, says):
+    with pytest.raises(SettingsError) as caught:
+        settings(option, value)
+    assert says in str(caught.value)

@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from fabric.errors import InvalidArgument
 from services.gateway.body_faults import read_chat
+from services.gateway.chat_body import ChatBody
 
 USER = {"role": "user", "content": "x"}
 
@@ -38,6 +40,11 @@ def fault(raw: bytes) -> InvalidArgument:
         ({"messages": [USER] * 5000}, "messages"),
         ({"model": ""}, "model"),
         ({"model": 3}, "model"),
+        ({"user": 3}, "user"),
+        ({"user": "x" * 513}, "user"),
+        ({"stop": 5}, "stop"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]"),
         ({"temperature": "1"}, "temperature"),
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": -0.1}, "temperature"),
@@ -161,3 +168,27 @@ def test_an_answer_the_official_client_echoes_is_accepted() -> None:
     }
     messages = [USER, echoed, {"role": "tool", "tool_call_id": "c1", "content": "1"}]
     assert len(read_chat(body(messages=messages)).messages) == 3
+
+
+WRONG: tuple[Any, ...] = (None, True, -1, 2**70, 1.5, float("nan"), "", "x" * 20_000, [], [{}], ["x"] * 5000, {})
+
+
+@pytest.mark.parametrize("name", ChatBody.model_fields)
+def test_whatever_is_wrong_with_a_field_is_told_in_our_words_with_what_is_accepted(name: str) -> None:
+    refused = 0
+    for value in WRONG:
+        raw = body(**{name: value})
+        try:
+            ChatBody.model_validate_json(raw)
+        except ValidationError as theirs:
+            refused += 1
+            ours = fault(raw)
+            assert not any(each["msg"] in str(ours) for each in theirs.errors() if each["type"] != "value_error"), ours
+            assert ours.field.startswith(name) and ours.fix and not ours.fix.startswith("see")
+    assert refused
+
+
+def test_how_many_tokens_are_too_many_is_the_models_to_say() -> None:
+    """No constant stands before its context: V4's is longer than a million."""
+    assert read_chat(body(max_tokens=1_048_576)).output_limit == 1_048_576
+    assert read_chat(body(max_completion_tokens=2**31 - 1)).output_limit == 2**31 - 1
