@@ -74,7 +74,9 @@ class _House:
     def gateway(self, arguments: tuple[str, ...]) -> Task:
         """Drains first: while its requests end it needs all the others."""
         task = self.service("gateway", arguments, private={_SALT: os.environ.get(_SALT) or self._salt()})
-        reset, probe = probes.listing_gateway(self._ready("gateway"), self.wanted.prefill, self.wanted.decode)
+        prefills = [self._ready(f"prefill-{index}") for index in range(self.wanted.prefill)]
+        decodes = [self._ready(f"decode-{index}") for index in range(self.wanted.decode)]
+        reset, probe = probes.listing_gateway(self._ready("gateway"), prefills, decodes)
         return replace(task, reset=reset, probe=probe, drain_rank=0)
 
     def _salt(self) -> str:

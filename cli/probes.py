@@ -1,7 +1,9 @@
 """Tells whether a service of ours serves. Knows its ready file, the health service and what a gateway lists."""
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +29,53 @@ def ready_file(path: Path) -> tuple[Callable[[], None], Probe]:
     return reset, probe
 
 
-def listing_gateway(path: Path, prefill: int, decode: int) -> tuple[Callable[[], None], Probe]:
-    """The same for a gateway, which serves once it lists a model on that many workers."""
-    reset, probe = ready_file(path)
+@dataclass(slots=True)
+class Pace:
+    """When somebody may be asked again who did not say yes: soon at first, then ever more rarely. clock: seconds."""
+
+    clock: Callable[[], float]
+    first_s: float = 0.1
+    longest_s: float = 1.0
+    _wait_s: float = 0.0
+    _due_at: float = 0.0
+
+    def reset(self) -> None:
+        """From the start again."""
+        self._wait_s = self._due_at = 0.0
+
+    def due(self) -> bool:
+        """Whether it is time; if so, the next time is further away."""
+        now = self.clock()
+        if now < self._due_at:
+            return False
+        self._wait_s = min(self.longest_s, 2 * self._wait_s or self.first_s)
+        self._due_at = now + self._wait_s
+        return True
+
+
+def listing_gateway(
+    path: Path, prefills: Sequence[Path], decodes: Sequence[Path], clock: Callable[[], float] = time.monotonic
+) -> tuple[Callable[[], None], Probe]:
+    """The same for a gateway, which serves once it lists a model on that many workers.
+
+    prefills, decodes: the workers' ready files. While one is missing there is nothing to ask: each question is a line
+    in the gateway's log.
+    """
+    reset_file, probe = ready_file(path)
+    pace = Pace(clock)
+
+    def reset() -> None:
+        reset_file()
+        pace.reset()
 
     async def probe_listing() -> Endpoints | None:
+        if not all(one.exists() for one in (path, *prefills, *decodes)) or not pace.due():
+            return None
         endpoints = await probe()
         if endpoints is None:
             return None
         models = await served_models(endpoints.address)
-        complete = any(m.prefill_workers >= prefill and m.decode_workers >= decode for m in models)
+        complete = any(m.prefill_workers >= len(prefills) and m.decode_workers >= len(decodes) for m in models)
         return endpoints if complete else None
 
     return reset, probe_listing

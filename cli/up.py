@@ -6,14 +6,14 @@ import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 from rich.markup import escape
 
-from cli import checks, cores, ports, probes, runtime, smoke
+from cli import checks, cores, keeping, ports, probes, runtime, smoke
 from cli.child import Child
 from cli.console import err, out
 from cli.plan import Wanted, plan
@@ -52,7 +52,8 @@ class UpOptions:
 def up(options: UpOptions) -> int:
     """Runs a stack until it is told to stop. Exit code: 0 after a drain, 1 when it failed or a smoke had no answer.
 
-    Raises StartError before any work when the model folder is incomplete, a port is taken, or an option wrong.
+    Raises StartError before any work when the model folder is incomplete, a port is taken, an option wrong, or the
+    folder of `kv_dir` another stack's.
     """
     checks.model_folder(options.model)
     checks.device(options.device)
@@ -70,7 +71,10 @@ def up(options: UpOptions) -> int:
     place = runtime.folder()
     checks.writable_folder(place, "XDG_RUNTIME_DIR")
     runtime.sweep(place)
-    with _private_folder(place / f"stack-{os.getpid()}") as folder:
+    with ExitStack() as holding:
+        if options.kv_dir is not None:
+            holding.enter_context(keeping.held(options.kv_dir))
+        folder = holding.enter_context(_private_folder(place / f"stack-{os.getpid()}"))
         return asyncio.run(_Stack(options, place, folder).run())
 
 
