@@ -17,6 +17,14 @@ KV_CACHES = ("rows", "records")
 _POSITIVE = ("memory_bytes", "block_tokens", "max_batch_tokens", "max_sequences", "max_waiting", "anchor_every_blocks")
 
 
+class TooLittleMemory(InvalidParameter):
+    """The cache memory holds not even one block; `need_bytes` would."""
+
+    def __init__(self, given_bytes: int, need_bytes: int) -> None:
+        super().__init__("memory_bytes", f"{given_bytes} leaves no block", f"use at least {need_bytes}")
+        self.need_bytes = need_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One engine. Give `num_blocks`, or `memory_bytes` to have the blocks counted for you."""
@@ -79,8 +87,7 @@ class EngineConfig:
         left = self.memory_bytes - slots * layout.window_bytes
         blocks = self.num_blocks or left // max(layout.block_bytes, 1)
         if blocks < 1:
-            need = slots * layout.window_bytes + layout.block_bytes
-            raise InvalidParameter("memory_bytes", f"{self.memory_bytes} leaves no block", f"use at least {need}")
+            raise TooLittleMemory(self.memory_bytes, slots * layout.window_bytes + layout.block_bytes)
         return blocks, slots
 
 

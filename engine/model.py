@@ -41,7 +41,7 @@ def model_revision(model_dir: Path) -> str:
     there is no config.
     """
     if not (model_dir / "config.json").is_file():
-        raise InvalidParameter("model_dir", f"{model_dir / 'config.json'} is missing", "point it at a model directory")
+        raise InvalidParameter("model_dir", f"{model_dir / 'config.json'} is missing", "name a model's folder")
     weights = sorted(model_dir.glob("*.safetensors"))
     small = sorted([*model_dir.glob("*.json"), *model_dir.glob(SUMS_FILE)])
     whole = sum(path.stat().st_size for path in weights) <= _HASHED_WHOLE_BYTES

@@ -86,14 +86,18 @@ def hits(name: str) -> int:
     return _declared[name].hits
 
 
+def check(spec: str) -> list[tuple[str, Action]]:
+    """The points that `spec` names and what shall happen there. Arms nothing; raises as `arm`."""
+    return [_parsed(part.strip()) for part in spec.split(",") if part.strip()]
+
+
 def arm(spec: str) -> None:
     """Arms the points that `spec` names: `decode.token=exit@7,gateway.receipt=delay:0.5`. Empty arms nothing.
 
     Raises:
         StartError: an unknown point or action.
     """
-    parsed = [_parsed(part.strip()) for part in spec.split(",") if part.strip()]
-    for name, action in parsed:
+    for name, action in check(spec):
         _declared[name].action, _declared[name].hits = action, 0
         _log.warning("armed: this process will misbehave", point=name, action=action.kind)
 

@@ -17,14 +17,15 @@ import uvloop
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
-from fabric import failpoints, garbage, lifecycle
+from fabric import failpoints, garbage, lifecycle, preflight
 from fabric.channels import MAX_MESSAGE_BYTES
 from fabric.discovery import Discovery, MemberInfo, open_discovery
 from fabric.errors import ServiceError, StartError
 from fabric.health import HealthMonitor, Progress
 from fabric.http import HttpFront
 from fabric.interceptors import CallScope, InFlight
-from fabric.settings import ServiceSettings, SettingsError, load
+from fabric.preflight import Preflight
+from fabric.settings import Loaded, ServiceSettings, SettingsError, load
 from fabric.telemetry import logs
 from fabric.telemetry.metrics import Metrics, MetricsServer
 
@@ -97,9 +98,11 @@ class Ready:
 class Chassis(Generic[SettingsT]):
     """One running service. Every start step leaves its undoing on a stack before the next begins."""
 
-    def __init__(self, settings: SettingsT, build: Build[SettingsT]) -> None:
+    def __init__(
+        self, settings: SettingsT, build: Build[SettingsT], check: Preflight[SettingsT] = preflight.nothing
+    ) -> None:
         self._settings = settings
-        self._build = build
+        self._build, self._check = build, check
         self._stack = AsyncExitStack()
         self._registration = AsyncExitStack()
         self._in_flight = InFlight()
@@ -142,7 +145,7 @@ class Chassis(Generic[SettingsT]):
 
     async def _start(self) -> Ready:
         settings = self._settings
-        lifecycle.check_port_free(settings.listen, "listen")
+        preflight.check(settings, self._check)
         discovery = open_discovery(settings.discovery)
         await discovery.ready(settings.discovery_wait_s)
         service = await self._stack.enter_async_context(self._build(settings))
@@ -206,9 +209,10 @@ class Chassis(Generic[SettingsT]):
                     await asyncio.sleep(_LOOK_S)
 
 
-def run(cls: type[SettingsT], build: Build[SettingsT]) -> NoReturn:
+def run(cls: type[SettingsT], build: Build[SettingsT], check: Preflight[SettingsT] = preflight.nothing) -> NoReturn:
     """The whole life of a service process, from its command line to its exit code.
 
+    check: what this service's start needs of its settings; `--check` runs it and no more.
     0 after a drain, 1 when it could not start, 2 for wrong settings.
     """
     name = cls.service_name()
@@ -219,21 +223,27 @@ def run(cls: type[SettingsT], build: Build[SettingsT]) -> NoReturn:
     if loaded.print_config:
         print(json.dumps(loaded.settings.printable(), indent=2))
         sys.exit(0)
-    if loaded.check:
-        print("settings are valid")
-        sys.exit(0)
     try:
-        uvloop.run(_main(loaded.settings, build))
+        if loaded.check:
+            preflight.check(loaded.settings, check)
+            print("settings are valid")
+        else:
+            uvloop.run(_main(loaded.settings, build, check))
     except ServiceError as error:
-        _leave(_complain(error, 1))
+        _leave(_complain(_spelled(error, loaded), 1))
     _leave(0)
 
 
-async def _main(settings: SettingsT, build: Build[SettingsT]) -> None:
+def _spelled(error: ServiceError, loaded: Loaded[SettingsT]) -> ServiceError:
+    """The error, its setting called as the user called it."""
+    return StartError(error.message, field=loaded.spelled(error.field), fix=error.fix)
+
+
+async def _main(settings: SettingsT, build: Build[SettingsT], check: Preflight[SettingsT]) -> None:
     logs.configure(settings.service_name(), settings.instance, settings.log_level)
     failpoints.arm(settings.failpoints)
     stop = lifecycle.stop_on_signals()
-    chassis = Chassis(settings, build)
+    chassis = Chassis(settings, build, check)
     starting = asyncio.create_task(chassis.start())
     asked = asyncio.create_task(stop.wait())
     await asyncio.wait([starting, asked], return_when=asyncio.FIRST_COMPLETED)

@@ -59,6 +59,8 @@ class ServiceSettings(Settings):
 
     # Reflection tells whoever reaches a port all that can be asked there.
     presets: ClassVar[Mapping[str, Tree]] = {"production": {"reflection": False}}
+    # Settings that name a host:port to listen on.
+    doors: ClassVar[tuple[str, ...]] = ("listen", "metrics")
 
     listen: str = Field("127.0.0.1:0", description="host:port to serve gRPC on; port 0 takes a free one")
     advertise: str = Field("", description="host:port at which others reach this service; default: where it listens")
@@ -87,6 +89,14 @@ class Loaded(Generic[SettingsT]):
     settings: SettingsT
     print_config: bool
     check: bool
+    sources: Mapping[str, Tree]
+
+    def spelled(self, field: str) -> str:
+        """What whoever gave the setting calls it: its flag, its variable, or its path in a file. A setting that nobody
+        gave goes by its flag, and what is none by its own name."""
+        path = tuple(field.split("."))
+        leaf = next((leaf for leaf in _leaves(type(self.settings)) if leaf.path == path), None)
+        return field if leaf is None else _spelled(leaf, type(self.settings), self.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +144,16 @@ def load(cls: type[SettingsT], argv: Sequence[str], prog: str = "") -> Loaded[Se
         f"file {config}": _read_yaml(Path(config), cls) if config else {},
         f"preset {preset}": _preset(cls, preset) if preset else {},
     }
-    return Loaded(_validate(cls, sources), print_config, check)
+    return Loaded(_validate(cls, sources), print_config, check, sources)
+
+
+def _spelled(leaf: _Leaf, cls: type[Settings], sources: Mapping[str, Tree], inside: str = "") -> str:
+    """inside: the place within a setting that is a list or a tree, with the dot before it."""
+    origin = _origin(leaf.path, sources)
+    if origin == "environment":
+        return leaf.env(str(cls.model_config.get("env_prefix", ""))) + inside
+    in_file = origin.startswith(("file ", "preset "))
+    return f"{leaf.dotted}{inside} in {origin}" if in_file else leaf.flag + inside
 
 
 def _validate(cls: type[SettingsT], sources: Mapping[str, Tree]) -> SettingsT:
@@ -144,16 +163,23 @@ def _validate(cls: type[SettingsT], sources: Mapping[str, Tree]) -> SettingsT:
     try:
         return cls(**merged)
     except ValidationError as error:
-        lines = [_describe(item, sources) for item in error.errors(include_url=False, include_input=False)]
+        lines = [_describe(item, cls, sources) for item in error.errors(include_url=False, include_input=False)]
         raise SettingsError("; ".join(lines), fix="see --help") from error
 
 
-def _describe(fault: ErrorDetails, sources: Mapping[str, Tree]) -> str:
-    loc, said = fault["loc"], faults.words(fault["type"], fault.get("ctx", {}))
-    path = tuple(part for part in loc if isinstance(part, str))
-    origin = next((name for name, tree in sources.items() if path and _holds(tree, path)), "")
-    where = ".".join(map(str, loc))
-    return f"{where}: {said.message}, {said.fix}" + (f" [from {origin}]" if origin else "")
+def _describe(fault: ErrorDetails, cls: type[Settings], sources: Mapping[str, Tree]) -> str:
+    said = faults.words(fault["type"], fault.get("ctx", {}))
+    path = tuple(map(str, fault["loc"]))
+    leaf = next((leaf for leaf in _leaves(cls) if leaf.path == path[: len(leaf.path)]), None)
+    if leaf is None:  # a section that is none
+        return f"{'.'.join(path)} in {_origin(path, sources)}: {said.message}, {said.fix}"
+    inside = "".join(f".{part}" for part in path[len(leaf.path) :])
+    return f"{_spelled(leaf, cls, sources, inside)}: {said.message}, {said.fix}"
+
+
+def _origin(path: tuple[str, ...], sources: Mapping[str, Tree]) -> str:
+    """The source that has the last word on a setting; empty where nobody gave it."""
+    return next((name for name, tree in sources.items() if _holds(tree, path)), "")
 
 
 def _holds(tree: Any, path: tuple[str, ...]) -> bool:

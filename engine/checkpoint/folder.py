@@ -19,7 +19,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = read_json(path / "config.json", "point model_dir at a folder with config.json")
+        self.config = read_json(path / "config.json", "name a model's folder, with its config.json")
         index = path / INDEX
         listed = _weight_map(index) if index.is_file() else None
         files = sorted(set(listed.values())) if listed else sorted(p.name for p in path.glob("*.safetensors"))

@@ -1,8 +1,8 @@
 """`python -m services.gateway`."""
 
 from fabric.server import run
-from services.gateway.build import build
+from services.gateway.build import build, check
 from services.gateway.settings import GatewaySettings
 
 if __name__ == "__main__":
-    run(GatewaySettings, build)
+    run(GatewaySettings, build, check)

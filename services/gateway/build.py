@@ -40,8 +40,7 @@ async def build(settings: GatewaySettings) -> AsyncIterator[Service]:
     Raises:
         StartError: the key file, a region or the discovery URL cannot be used.
     """
-    accounts = load_accounts(settings.keys_file) if settings.keys_file else {}
-    tenants = Tenants(accounts, _secret(settings), settings.regions)
+    tenants = _tenants(settings, _secret(settings))
     random = Random(secrets.randbits(128))
     discovery = open_discovery(settings.discovery)
     pool = Pool(discovery, Router(random), Patience(settings.probe_s, settings.stale_s))
@@ -73,6 +72,16 @@ async def build(settings: GatewaySettings) -> AsyncIterator[Service]:
             )
         finally:
             await cleaner.close()
+
+
+def check(settings: GatewaySettings) -> None:
+    """Raises StartError where the key file cannot be used, or a region names a tenant that is not in it."""
+    _tenants(settings, b"")
+
+
+def _tenants(settings: GatewaySettings, secret: bytes) -> Tenants:
+    accounts = load_accounts(settings.keys_file) if settings.keys_file else {}
+    return Tenants(accounts, secret, settings.regions)
 
 
 def _secret(settings: GatewaySettings) -> bytes:

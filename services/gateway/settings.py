@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field, SecretStr
 
@@ -12,6 +13,8 @@ from services.gateway.regions import RegionSettings
 
 class GatewaySettings(ServiceSettings, env_prefix="DEEPINFER_GATEWAY_"):
     """The gateway: what clients call, over gRPC and OpenAI's HTTP API."""
+
+    doors: ClassVar[tuple[str, ...]] = (*ServiceSettings.doors, "http")
 
     http: str = Field("127.0.0.1:8000", description="host:port of the HTTP API; port 0 takes a free one")
     keys_file: Path | None = Field(

@@ -67,7 +67,10 @@ def open_index(url: str, ttl_s: float, clock: Callable[[], float]) -> Index:
         case "redis" | "rediss":
             from services.kvstore.index_redis import RedisIndex
 
-            return RedisIndex(url, ttl_s)
+            try:
+                return RedisIndex(url, ttl_s)
+            except ValueError as error:
+                raise StartError(f"no Redis URL: {error}", field="index", fix="use redis://host:port/db") from error
         case scheme:
             raise StartError(
                 f"no KV index called {scheme!r}", field="index", fix="use memory:// or redis://host:port/db"

@@ -3,6 +3,7 @@
 from fabric.server import run
 from services.prefill.service import build
 from services.prefill.settings import PrefillSettings
+from services.worker.preflight import check
 
 if __name__ == "__main__":
-    run(PrefillSettings, build)
+    run(PrefillSettings, build, check)

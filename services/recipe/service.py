@@ -109,6 +109,16 @@ def _unknown_dialect() -> InvalidArgument:
     return InvalidArgument("not a dialect this recipe speaks", field="dialect", fix="see Info for those it does")
 
 
+def check(settings: RecipeSettings) -> None:
+    """Raises StartError where the model folder's files are missing, broken, or do not fit the dialect."""
+    _close(open_dialect(settings))
+
+
+def _close(dialect: Dialect) -> None:
+    for process in dialect.processes:
+        process.close()
+
+
 @asynccontextmanager
 async def build(settings: RecipeSettings) -> AsyncIterator[Service]:
     """The recipe service around one model folder.
@@ -128,5 +138,4 @@ async def build(settings: RecipeSettings) -> AsyncIterator[Service]:
         )
     finally:
         crew.close()
-        for process in dialect.processes:
-            process.close()
+        _close(dialect)

@@ -13,20 +13,18 @@ from functools import partial
 from blake3 import blake3
 
 from engine.cache.staging import Allocate
-from engine.checkpoint.errors import CheckpointError
 from engine.engine import Engine
-from engine.errors import EngineError
 from engine.runner import EngineRunner
 from fabric.discovery import MemberInfo
-from fabric.errors import StartError
 from fabric.kvlink import Link, open_link
 from fabric.kvlink.metered import export_lane
 from fabric.lifecycle import Identity, new_identity
 from fabric.processes import this_process
 from fabric.telemetry import logs
 from fabric.telemetry.metrics import Metrics
-from kernels import DeviceError, KernelError, cache, choose
+from kernels import cache, choose
 from kernels.host.scattered_copy import copy_scattered
+from services.worker.preflight import refusals
 from services.worker.settings import WorkerSettings
 from services.worker.telemetry import StepMetrics
 
@@ -104,7 +102,7 @@ def _compiled_for(settings: WorkerSettings) -> str:
 
 
 def _open_engine(settings: WorkerSettings, allocate: Allocate) -> tuple[Engine, str]:
-    try:
+    with refusals():
         stored, records = settings.weights == "stored", settings.kv_cache == "records"
         kernels = choose(settings.kernels, settings.device, settings.batch_invariant, stored, records).name
         compiled = cache.folder_of(kernels)
@@ -113,10 +111,3 @@ def _open_engine(settings: WorkerSettings, allocate: Allocate) -> tuple[Engine, 
         for old in cache.sweep(compiled, time.time()):
             _log.info("kernels of an older version removed", folder=old.name)
         return engine, kernels
-    except CheckpointError as error:
-        raise StartError(str(error), field="model") from error
-    except KernelError as error:
-        field = "device" if isinstance(error, DeviceError) else "kernels"
-        raise StartError(str(error), field=field) from error
-    except EngineError as error:
-        raise StartError(error.message, field=error.field, fix=error.fix) from error

@@ -28,7 +28,7 @@ def read(config: dict[str, Any], reader: Reader, ops: Ops) -> Facts:
         family=parsed.model_type,
         config=parsed,
         layers=len(parsed.dense),
-        layout=lambda dtype: mla_layout(parsed, dtype, BLOCK_TOKENS, options.mark),
+        layout=lambda dtype, block_tokens=BLOCK_TOKENS: mla_layout(parsed, dtype, block_tokens, options.mark),
         records={"fp8": partial(_fp8, parsed)},
         scale_bytes=4,
         is_fp8=lambda name: not any(part in name for part in _BF16),

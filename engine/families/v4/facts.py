@@ -30,7 +30,7 @@ def read(config: dict[str, Any], reader: Reader, ops: Ops) -> Facts:
         family="deepseek_v4",
         config=parsed,
         layers=len(parsed.layers),
-        layout=lambda dtype: v4_layout(parsed, dtype, BLOCK_TOKENS, mark=options.mark),
+        layout=lambda dtype, block_tokens=BLOCK_TOKENS: v4_layout(parsed, dtype, block_tokens, mark=options.mark),
         records={
             "fp8, fp4 index": partial(_fp8, parsed, index_fp4),
             "fp8, fp8 index": partial(_fp8, parsed, index_fp8),

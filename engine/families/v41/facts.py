@@ -32,7 +32,7 @@ def read(config: dict[str, Any], reader: Reader, ops: Ops) -> Facts:
         family="deepseek_v41",
         config=parsed,
         layers=parsed.layers,
-        layout=lambda dtype: v41_layout(parsed, options, dtype, BLOCK_TOKENS),
+        layout=lambda dtype, block_tokens=BLOCK_TOKENS: v41_layout(parsed, options, dtype, block_tokens),
         records={"fp4, fp8 window": partial(_canonical, parsed), "V4's fp8 rows": partial(_fp8, parsed)},
         scale_bytes=1,
         is_fp8=is_fp8,

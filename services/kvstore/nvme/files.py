@@ -119,7 +119,7 @@ class SegmentFiles:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
-            raise _refused(folder, error) from error
+            raise refused(folder, error) from error
         for path in folder.glob(f"*{_SUFFIX}"):
             if path.stem.isdecimal():
                 self._segments[int(path.stem)] = self._opened(path)
@@ -368,7 +368,8 @@ class SegmentFiles:
         return kept[:nbytes]
 
 
-def _refused(folder: Path, error: OSError) -> StartError:
+def refused(folder: Path, error: OSError) -> StartError:
+    """Why the lock of `folder` cannot be taken."""
     if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
         message, fix = f"{folder} belongs to another kvstore that runs", "give each kvstore a directory of its own"
     else:

@@ -108,8 +108,29 @@ def test_wrong_values_are_all_named_with_their_source(monkeypatch):
     monkeypatch.setenv("DEEPINFER_ECHO_MAX_SEQUENCES", "many")
     with pytest.raises(SettingsError) as caught:
         settings("--engine.num-blocks", "-1")
-    assert "max_sequences" in caught.value.message and "[from environment]" in caught.value.message
-    assert "engine.num_blocks" in caught.value.message and "[from command line]" in caught.value.message
+    assert "DEEPINFER_ECHO_MAX_SEQUENCES: " in caught.value.message
+    assert "--engine.num-blocks: " in caught.value.message
+
+
+def test_a_wrong_value_of_a_file_is_named_by_its_path_and_the_file(yaml_file):
+    path = yaml_file("engine: {num_blocks: -1}")
+    with pytest.raises(SettingsError) as caught:
+        settings("--config", path)
+    assert f"engine.num_blocks in file {path}: out of range" in caught.value.message
+
+
+def test_a_setting_is_called_what_whoever_gave_it_called_it(monkeypatch, yaml_file):
+    path = yaml_file("engine: {num_blocks: 3}")
+    monkeypatch.setenv("DEEPINFER_ECHO_LOG_LEVEL", "debug")
+    loaded = load(EchoSettings, ("--config", path, "--max-sequences", "3"))
+    called = {field: loaded.spelled(field) for field in ("max_sequences", "log_level", "engine.num_blocks", "listen")}
+    assert called == {
+        "max_sequences": "--max-sequences",
+        "log_level": "DEEPINFER_ECHO_LOG_LEVEL",
+        "engine.num_blocks": f"engine.num_blocks in file {path}",
+        "listen": "--listen",
+    }
+    assert loaded.spelled("no setting") == "no setting"
 
 
 def test_settings_cannot_be_changed():
@@ -138,9 +159,9 @@ def test_help_names_every_setting_its_default_and_variable(capsys):
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
-        ("--max-sequences", "0", "max_sequences: out of range, use above 0 [from command line]"),
-        ("--max-sequences", "many", "max_sequences: not a whole number, use a whole number [from command line]"),
-        ("--log-level", "loud", "log_level: not an accepted value, use 'debug', 'info', 'warning' or 'error'"),
+        ("--max-sequences", "0", "--max-sequences: out of range, use above 0"),
+        ("--max-sequences", "many", "--max-sequences: not a whole number, use a whole number"),
+        ("--log-level", "loud", "--log-level: not an accepted value, use 'debug', 'info', 'warning' or 'error'"),
     ],
 )
 def test_a_wrong_value_is_told_in_our_words_with_what_is_accepted(option, value, says):

@@ -20,7 +20,7 @@ MAINS = [path.parent.name for path in Path(services.__file__).parent.glob("*/__m
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Settings of services that would have been started."""
     found: list[Any] = []
-    monkeypatch.setattr(server, "run", lambda settings, build: found.append(settings.__name__))
+    monkeypatch.setattr(server, "run", lambda settings, build, check: found.append(settings.__name__))
     return found
 
 

@@ -1,0 +1,63 @@
+"""Preflight: whether a service could start with its settings, told before anything is opened, contacted or compiled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from fabric import failpoints, lifecycle
+from fabric.discovery import open_discovery
+from fabric.errors import StartError
+from fabric.processes import claim_name
+from fabric.settings import ServiceSettings
+
+SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
+Preflight = Callable[[SettingsT], None]
+
+
+def nothing(settings: ServiceSettings) -> None:
+    """The preflight of a service that only has what all services have."""
+
+
+def check(settings: SettingsT, own: Preflight[SettingsT]) -> None:
+    """What every start runs first, and `--check` alone. `own`: what this service adds to it.
+
+    Only what another machine or a device has to say is left to the start: discovery, the index, the lane that the
+    transport finds. An instance's name is taken here, for as long as this process lives.
+
+    Raises:
+        StartError: a setting cannot be met; names it and the fix.
+    """
+    _doors(settings)
+    if settings.advertise:
+        lifecycle.split_address(settings.advertise, "advertise")
+    open_discovery(settings.discovery)
+    failpoints.check(settings.failpoints)
+    if settings.ready_file is not None:
+        _place(settings.ready_file)
+    if settings.instance:
+        claim_name(f"{settings.service_name()}/{settings.instance}")
+    own(settings)
+
+
+def _doors(settings: ServiceSettings) -> None:
+    """Every address that is listened on is free, and no two are one."""
+    seen: dict[tuple[str, int], str] = {}
+    for field in settings.doors:
+        address = str(getattr(settings, field))
+        lifecycle.check_port_free(address, field)
+        at = lifecycle.split_address(address, field)
+        if at[1] and (other := seen.setdefault(at, field)) != field:
+            fix = "choose two ports, or 0 for a free one"
+            raise StartError(f"{address} is --{other} as well", field=field, fix=fix)
+
+
+def _place(file: Path) -> None:
+    """A file can be made there."""
+    folder = file.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        why = "is no folder that can be written" if folder.exists() else "does not exist"
+        fix = "name a file in a folder that exists, is writable and has room"
+        raise StartError(f"cannot write {file}: {folder} {why}", field="ready_file", fix=fix)
