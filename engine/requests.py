@@ -107,7 +107,7 @@ class SealedKV:
     """What of a request may be stored: its full blocks and its last anchor, both held until the request is released."""
 
     blocks: tuple[SealedBlock, ...]
-    cached_blocks: int  # how many of them were prefix hits, not computed by this request
+    cached_blocks: int  # found when it was first admitted, not computed by it: after a preemption more than `blocks`
     anchor: Anchor | None
 
 

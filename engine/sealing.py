@@ -60,7 +60,7 @@ class Sealer:
     def sealed(self, sequence: Sequence) -> SealedKV:
         """The full blocks of a sequence with their keys, and the anchor it holds."""
         blocks = self._blocks(sequence)
-        return SealedKV(blocks, min(sequence.found_blocks, len(blocks)), self._held_anchor(sequence))
+        return SealedKV(blocks, sequence.found_blocks, self._held_anchor(sequence))
 
     def _is_on_grid(self, sequence: Sequence, full: int) -> bool:
         """Whether a running sequence offers now: where an anchor is needed, at the end of a block of the grid."""

@@ -47,6 +47,7 @@ class Ticket:
     expires_at: float
     writer: Incarnation | None = None
     state: TicketState = TicketState.RESERVED
+    heard: bool = False  # the writer has said something: then how it ended is its own to say
     writer_finished: bool = False
     trailing: bool = False  # the writer starts no write any more; what it gave up may still arrive
 
@@ -99,14 +100,18 @@ class TicketBook:
         if ticket is None:
             return False
         ticket.writer = ticket.writer or sender
-        return ticket.writer.is_same(sender.instance, sender.epoch) and self._heard(ticket, last)
+        if not ticket.writer.is_same(sender.instance, sender.epoch):
+            return False
+        ticket.heard, ticket.trailing = True, False  # whoever goes on writing has not ended
+        return self._heard(ticket, last)
 
     def trails(self, ticket_id: str, sender: Incarnation) -> None:
         """The writer gave up a write that may still arrive, and starts no other. Renews nothing."""
         ticket = self._live.get(ticket_id)
         if ticket is not None:
             ticket.writer = ticket.writer or sender
-            ticket.trailing = ticket.trailing or ticket.writer.is_same(sender.instance, sender.epoch)
+            if ticket.writer.is_same(sender.instance, sender.epoch):
+                ticket.heard = ticket.trailing = True
 
     def complete(self, ticket_id: str) -> None:
         """Everything that was to be written is here and verified: nothing more will come, whatever the writer says."""
@@ -139,14 +144,25 @@ class TicketBook:
         return ticket
 
     def close(self, ticket_id: str, writer: WriterState) -> Ticket | None:
-        """Ends a ticket; None if there is nothing (more) to end. Quarantined while its writer is in doubt."""
+        """Ends a ticket; None if there is nothing (more) to end. Quarantined while its writer is in doubt.
+
+        Of a writer that was heard nobody else's word counts that it finished, or never started: without its own it is
+        in doubt, though not for long where somebody says so.
+        """
         ticket = self._live.get(ticket_id)
         if ticket is None:
             return None
+        writer = self._believed(ticket, writer)
         if ticket.state is TicketState.QUARANTINED:
             return ticket if writer is not WriterState.UNKNOWN and self._end(ticket, TicketState.RELEASED) else None
         self._leave(ticket, writer, TicketState.RELEASED)
         return ticket
+
+    def _believed(self, ticket: Ticket, writer: WriterState) -> WriterState:
+        if writer in (WriterState.UNKNOWN, WriterState.DEAD) or ticket.writer_finished or not ticket.heard:
+            return writer
+        ticket.trailing = ticket.trailing or writer is WriterState.FINISHED
+        return WriterState.UNKNOWN
 
     def sweep(self) -> list[Ticket]:
         """Expires every waiting ticket whose lease is over. Looks at all of them: leases are not in order."""

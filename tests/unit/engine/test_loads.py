@@ -113,3 +113,17 @@ def test_a_prefill_that_hits_reports_its_cached_blocks_and_holds_the_anchor() ->
     assert sealed.anchor is not None and sealed.anchor.tokens == 40
     engine.release("r")
     engine.memory.check_idle()
+
+
+def test_what_was_found_stays_told_after_a_preemption_that_took_it() -> None:
+    engine = fake_engine()
+    whole(engine, PROMPT)
+    engine.submit_prefill(PrefillRequest("r", (*PROMPT[:40], *range(2, 40)), GREEDY))
+    engine.step()
+    engine._scheduler.preempt(engine._sequences["r"])
+    sealed = engine.sealed("r")
+    assert (sealed.cached_blocks, sealed.blocks) == (5, ())
+    run(engine)
+    assert engine.sealed("r").cached_blocks == 5
+    engine.release("r")
+    engine.memory.check_idle()

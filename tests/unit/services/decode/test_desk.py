@@ -30,7 +30,7 @@ from fabric.kvlink.credit import Run
 from fabric.kvlink.extents import Extents
 from fabric.kvlink.inproc import InprocLink
 from fabric.kvlink.landing import LandingPool
-from fabric.kvlink.messages import Chunk
+from fabric.kvlink.messages import Alive, Chunk, GaveUp
 from fabric.kvlink.slabs import SlabState
 from fabric.kvlink.verify import digest
 from fabric.telemetry.metrics import Metrics
@@ -39,6 +39,7 @@ from services.decode.generation import Batch, End, GenerateAsk, generate
 from services.decode.telemetry import DecodeMetrics
 from services.decode.tickets import TicketBook, WriterState
 from services.decode.wake import Wake
+from services.worker.doubts import LINGER_S
 from services.worker.pairing import Records
 from services.worker.receipts import Receipt
 from tests.support.fakefamily import BLOCK_TOKENS, VOCAB, fake_engine
@@ -51,12 +52,14 @@ PROMPT = tuple(range(2, 2 + 2 * BLOCK_TOKENS))
 class Bench:
     """One decode worker without its server, and an honest writer into its landings."""
 
-    def __init__(self, engine: Engine, runner: EngineRunner, link: InprocLink) -> None:
+    def __init__(
+        self, engine: Engine, runner: EngineRunner, link: InprocLink, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.engine, self.runner = engine, runner
         self.landings = LandingPool(link, 64 << 10, slab_bytes=64)
         book = TicketBook(EPOCH, 30.0, 6, time.monotonic)
         numbers = itertools.count()
-        metrics, wake = DecodeMetrics(Metrics("decode")), Wake(Deaths(lambda _: False), time.monotonic)
+        metrics, wake = DecodeMetrics(Metrics("decode")), Wake(Deaths(lambda _: False), clock)
         mint: Callable[[], str] = lambda: f"t{next(numbers)}"  # noqa: E731
         self.desk = Desk(runner, link, self.landings, book, mint, metrics, Limits(4096), wake)
 
@@ -93,9 +96,9 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench_of(engine: Engine) -> AsyncIterator[Bench]:
+async def bench_of(engine: Engine, clock: Callable[[], float] = time.monotonic) -> AsyncIterator[Bench]:
     link, runner = InprocLink("decode-desk", EPOCH), EngineRunner(engine)
-    bench = Bench(engine, runner, link)
+    bench = Bench(engine, runner, link, clock)
     yield bench
     await bench.desk.close()
     await runner.close()
@@ -127,6 +130,29 @@ async def test_an_attempt_that_was_released_neither_decodes_from_nor_frees_what_
         await bench.generate(bench.write(second), outputs.append)
         assert isinstance(outputs[-1], End)
         assert (await bench.runner.call(bench.engine.stats)).blocks_held == 0
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+async def test_memory_of_a_writer_that_was_heard_is_nobody_elses_by_the_gateways_word_alone(confirmed: bool):
+    """Its own word frees it at once; without one it is in doubt for as long as its bytes may still be on their way."""
+    now = [0.0]
+    async with bench_of(fake_engine(num_blocks=16, num_slots=8), lambda: now[0]) as bench:
+        first = await bench.reserve("r")
+        bench.desk.noticed(Notice(WRITER.instance, WRITER.epoch, Alive(first.ticket_id).pack()))
+        assert bench.desk.release(first.ticket_id, WriterState.FINISHED)
+        assert bench.landings.state(first.ticket_id) is SlabState.QUARANTINED
+        assert (await bench.reserve("s")).landing.offset != first.landing.offset
+        if confirmed:
+            bench.desk.noticed(Notice(WRITER.instance, WRITER.epoch, GaveUp(first.ticket_id).pack()))
+        else:
+            for part in (0.0, 0.4, 0.8, 0.99):
+                now[0] = part * LINGER_S
+                bench.desk.sweep()
+                assert bench.landings.state(first.ticket_id) is SlabState.QUARANTINED
+            now[0] = LINGER_S
+            bench.desk.sweep()
+        assert bench.landings.state(first.ticket_id) is SlabState.FREE
+        assert (await bench.reserve("t")).landing.offset == first.landing.offset
 
 
 async def test_portions_that_are_too_far_apart_are_refused_before_anything_is_verified():

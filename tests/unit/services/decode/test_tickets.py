@@ -105,6 +105,48 @@ def test_a_proven_death_ends_a_doubt(book: TicketBook) -> None:
     assert len(book) == 0
 
 
+@pytest.mark.parametrize("said", [WriterState.FINISHED, WriterState.NEVER_STARTED])
+@pytest.mark.parametrize("generating", [False, True])
+def test_nobody_elses_word_ends_a_writer_that_was_heard(book: TicketBook, said: WriterState, generating: bool) -> None:
+    """The gateway's guess about a writer must not hand its landing to another one while it writes."""
+    ticket = book.issue("a", "ra", WRITER)
+    book.arrived("a", last=False, sender=WRITER)
+    if generating:
+        book.claim("a", "ra", EPOCH)
+    book.close("a", said)
+    assert ticket.state is TicketState.QUARANTINED
+    assert book.close("a", said) is None and book.in_doubt() == [ticket]
+    assert book.arrived("a", last=True, sender=WRITER)
+    assert len(book) == 0
+
+
+def test_a_writer_that_says_its_writes_may_still_arrive_is_not_finished_because_the_gateway_says_so(
+    book: TicketBook,
+) -> None:
+    ticket = book.issue("a", "ra", WRITER)
+    book.trails("a", WRITER)
+    book.close("a", WriterState.FINISHED)
+    assert ticket.state is TicketState.QUARANTINED and ticket.trailing
+
+
+def test_a_doubt_about_a_writer_that_finished_by_anothers_word_lasts_as_long_as_what_is_on_its_way_may_take(
+    book: TicketBook,
+) -> None:
+    ticket = book.issue("a", "ra", WRITER)
+    book.arrived("a", last=False, sender=WRITER)
+    book.close("a", WriterState.FINISHED)
+    assert ticket.trailing
+    book.arrived("a", last=False, sender=WRITER)
+    assert not ticket.trailing, "it goes on: the other was wrong"
+
+
+def test_a_writer_that_was_never_heard_is_known_by_others_alone(book: TicketBook) -> None:
+    for number, said in enumerate((WriterState.FINISHED, WriterState.NEVER_STARTED)):
+        book.issue(str(number), "r", WRITER)
+        book.close(str(number), said)
+    assert len(book) == 0
+
+
 def test_generating_tickets_have_no_lease(book: TicketBook, clock: Clock) -> None:
     book.issue("a", "ra")
     book.claim("a", "ra", EPOCH)
@@ -178,7 +220,10 @@ class Storm(RuleBasedStateMachine):
 
     @rule(ticket=ids, writer=st.sampled_from(WriterState))
     def close(self, ticket: str, writer: WriterState) -> None:
+        heard = {each.id for each in self.book._live.values() if each.heard and not each.writer_finished}
         self.book.close(ticket, writer)
+        if writer is not WriterState.DEAD:
+            assert heard <= self.book._live.keys(), "only a writer's own word, or its death, frees what it writes to"
 
     @rule(seconds=st.floats(0, 12))
     def pass_time(self, seconds: float) -> None:
@@ -192,7 +237,7 @@ class Storm(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for ticket in range(self.issued):
-            self.book.close(str(ticket), WriterState.FINISHED)
+            self.book.close(str(ticket), WriterState.DEAD)
         assert len(self.book) == 0
 
 
