@@ -54,6 +54,16 @@ def measured(shape: Shape, ceilings: Ceilings) -> Iterator[Row]:
     yield Row(shape.name, time_us, "us", shape.public_us and shape.public_us / shape.wanted)
     bar = shape.of_copy and 100 * shape.of_copy
     yield Row("  of floor", 100 * floor / time_us, f"% ({floor:.1f} us)", bar, ">=")
+    if bar:  # the copy rate is that of 2 GiB: what a copy of so few bytes reaches limits every kernel
+        copy_us = copied_us(shape.nbytes)
+        yield Row("  a copy of as many bytes", 100 * floor / copy_us, f"% of the copy rate ({copy_us:.1f} us)")
+
+
+def copied_us(nbytes: float) -> float:
+    """Time of a copy that reads and writes `nbytes` in all."""
+    source = torch.randint(0, 255, (int(nbytes) // 2,), dtype=torch.uint8, device=CUDA)
+    target = torch.empty_like(source)
+    return median_us(lambda: target.copy_(source))
 
 
 def tile_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:
