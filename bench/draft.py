@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from bench.arguments import Parser, existing_file, model_folder, new_file, positive
 from bench.single import piece, pool_of
 from bench.table import Row, report
 from engine.families import Family, open_family
@@ -55,21 +55,23 @@ def prompts_of(options: argparse.Namespace, vocabulary: int) -> list[list[int]]:
     return [ids[i * length : (i + 1) * length] for i in range(count)]
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and measure."""
-    parser = argparse.ArgumentParser(prog="python -m bench.draft", description=__doc__)
-    parser.add_argument("model", type=Path, help="folder of a checkpoint with an MTP block")
-    parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser = Parser(description=__doc__)
+    parser.add_argument("model", type=model_folder, help="folder of a checkpoint with an MTP block")
+    parser.add_argument("--prompts", type=positive, default=4)
+    parser.add_argument("--prompt-tokens", type=positive, default=64)
     parser.add_argument("--tokens", type=int, default=64, help="generated after each prompt")
-    parser.add_argument("--text", type=Path, help="take prompts from this file instead of random tokens")
+    parser.add_argument("--text", type=existing_file, help="take prompts from this file instead of random tokens")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--json", type=Path, help="also write the table here")
-    options = parser.parse_args()
+    parser.add_argument("--json", type=new_file, help="also write the table here")
+    options = parser.parse_args(arguments)
     for name in ("prompts", "prompt_tokens", "tokens"):
         if getattr(options, name) < (2 if name == "tokens" else 1):
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)} is too small")
+    if options.text is not None and not (options.model / "tokenizer.json").is_file():
+        parser.error(f"--text needs tokenizer.json, which {options.model} has not")
     dtype = getattr(torch, options.dtype)
     family = open_family(options.model, dtype, False, choose())
     if family.draft is None:

@@ -22,6 +22,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from bench.arguments import Parser, model_folder, new_file, positive
 from bench.beside import FAMILIES, beside
 from bench.contest import PEERS, MissingPeer
 from bench.generation import finish, generate
@@ -132,14 +133,14 @@ def _timed(action: Callable[[], object]) -> float:
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__)
-    parser.add_argument("--json", type=Path, help="also write the table here")
-    parser.add_argument("--model", type=Path, default=Path(__file__).parent.parent / "models" / "nano")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--json", type=new_file, help="also write the table here")
+    parser.add_argument("--model", type=model_folder, default=Path(__file__).parent.parent / "models" / "nano")
     parser.add_argument("--family", choices=sorted(FAMILIES), help="a random checkpoint of it instead of --model")
     parser.add_argument("--peer", action="append", choices=sorted(PEERS), help="with --family; repeatable")
-    parser.add_argument("--prompt", type=int, help="prompt tokens (512; with --family 256)")
-    parser.add_argument("--new", type=int, help="new tokens (128; with --family 64)")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--prompt", type=positive, help="prompt tokens (512; with --family 256)")
+    parser.add_argument("--new", type=positive, help="new tokens (128; with --family 64)")
+    parser.add_argument("--repeats", type=positive, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="with --family: begin no repeat after them")
     options = parser.parse_args(argv)
     if options.peer and not options.family:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
+from bench.arguments import Parser, new_file, positive
 from bench.engine_gpu import BLOCK_TOKENS, begin, opened, step_times
 from bench.engine_gpu_model import random_model
 from bench.table import Row, report
@@ -25,13 +25,13 @@ BACKENDS = ("triton", "cuda")
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, measure, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the table here")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--json", type=new_file, help="also write the table here")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--context", type=int, default=4096, help="tokens before the first that is decoded")
-    parser.add_argument("--steps", type=int, default=24, help="timed steps")
-    parser.add_argument("--batch", type=int, action="append", help="default: 32 and 128")
+    parser.add_argument("--layers", type=positive, default=6)
+    parser.add_argument("--context", type=positive, default=4096, help="tokens before the first that is decoded")
+    parser.add_argument("--steps", type=positive, default=24, help="timed steps")
+    parser.add_argument("--batch", type=positive, action="append", help="default: 32 and 128")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here")

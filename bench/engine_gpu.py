@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench.arguments import Parser, new_file, positive
 from bench.engine_gpu_model import random_model, weights_met
 from bench.kernels_timing import copy_gb_per_s
 from bench.table import Row, report
@@ -39,12 +40,12 @@ BLOCK_TOKENS = 64
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, measure, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the table here")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--json", type=new_file, help="also write the table here")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--context", type=int, default=4096, help="tokens before the first that is decoded")
-    parser.add_argument("--steps", type=int, default=64, help="timed steps for each batch")
-    parser.add_argument("--batch", type=int, action="append", help=f"default: {BATCHES}")
+    parser.add_argument("--context", type=positive, default=4096, help="tokens before the first that is decoded")
+    parser.add_argument("--steps", type=positive, default=64, help="timed steps for each batch")
+    parser.add_argument("--batch", type=positive, action="append", help=f"default: {BATCHES}")
     parser.add_argument("--kernels", default="triton", choices=("triton", "cuda"), help="whose operators")
     parser.add_argument("--kv-cache", default="rows", choices=("rows", "records"), help="in bf16, or as published")
     parser.add_argument("--temperature", type=float, default=0.0, help="above 0: tokens are drawn, not the likeliest")

@@ -4,7 +4,6 @@
 fills caches (compiled kernels, files); the second is the one that counts.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from bench.arguments import Parser, new_file
 from bench.table import Row, report
 
 
@@ -62,8 +62,8 @@ def name_of(process: psutil.Process) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.footprint", description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the table as JSON, too")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--json", type=new_file, help="write the table as JSON, too")
     parser.add_argument("--idle-s", type=float, default=30.0, help="seconds to watch the idle stack")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as scratch:

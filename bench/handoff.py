@@ -8,7 +8,6 @@ extents; ratios are medians over rounds of one run.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import os
@@ -20,7 +19,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +26,7 @@ import uvloop
 from numpy.typing import NDArray
 
 from bench import handoff_hidden
+from bench.arguments import Parser, byte_size, new_file, positive
 from bench.push import Geometry, Source, push_rounds
 from bench.table import Row, report
 from fabric import wire
@@ -304,13 +303,13 @@ def _median_s(work: Callable[[], object], rounds: int) -> float:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.handoff", description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the table as JSON, too")
-    parser.add_argument("--rounds", type=int, default=21, help="handoffs of each size; ten times as many of 1 MiB")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--json", type=new_file, help="write the table as JSON, too")
+    parser.add_argument("--rounds", type=positive, default=21, help="handoffs of each size; ten times as many of 1 MiB")
     parser.add_argument("--hidden-rounds", type=int, default=5, help="nano prompts through real services; 0: none")
     parser.add_argument("--transport", default="ucx://", help="what carries handoffs; ucx://?mapped=off: NIXL alone")
-    parser.add_argument("--chunk-bytes", type=int, default=4 << 20, help="bytes of one push of a pipelined transfer")
-    parser.add_argument("--window-bytes", type=int, default=16 << 20, help="landing memory of one transfer")
+    parser.add_argument("--chunk-bytes", type=byte_size, default=4 << 20, help="of one push of a pipelined transfer")
+    parser.add_argument("--window-bytes", type=byte_size, default=16 << 20, help="landing memory of one transfer")
     options = parser.parse_args(arguments)
     sys.setswitchinterval(_SWITCH_S)
     ucx_lanes.prepare()

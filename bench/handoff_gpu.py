@@ -25,12 +25,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bench.arguments import Parser, new_file, positive
 from bench.gpu_wire import Wire
 from bench.table import Row, report
 from kernels.reference.leaf_digest import leaf_digest
@@ -292,15 +292,15 @@ def _median_ms(seconds: list[float]) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=77_000)
-    parser.add_argument("--rounds", type=int, default=200, help="handoffs of each way that are timed")
-    parser.add_argument("--flips", type=int, default=1_000, help="bits flipped in the slab, one at a time")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--tokens", type=positive, default=77_000)
+    parser.add_argument("--rounds", type=positive, default=200, help="handoffs of each way that are timed")
+    parser.add_argument("--flips", type=positive, default=1_000, help="bits flipped in the slab, one at a time")
     parser.add_argument("--bar-ms", type=float, default=BAR_MS)
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run under TRITON_INTERPRET=1, no figure"
     )
-    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--json", type=new_file, default=None)
     options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --device cpu is a dry run")

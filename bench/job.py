@@ -5,8 +5,8 @@ Imports the standard library and numpy alone, because it also runs inside the pe
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -94,7 +94,13 @@ def read_timings(path: Path) -> list[Timing]:
 
 def run(open_generate: Callable[[Job], Generate], argv: Sequence[str] | None = None) -> int:
     """The main function of a contender: `python -m MODULE JOB RESULTS`."""
-    given, results = map(Path, sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(description="One contender of bench.engine --peer, which runs it.")
+    parser.add_argument("job", type=Path, help="JSON file that says what to measure")
+    parser.add_argument("results", type=Path, help="JSON file to write")
+    asked = parser.parse_args(argv)
+    given, results = asked.job, asked.results
+    if not given.is_file():
+        parser.error(f"argument job: {given} is not a file")
     fields = json.loads(given.read_text(encoding="utf-8"))
     job = Job(**{**fields, "batches": tuple(fields["batches"])})
     timings = measure(job, open_generate(job))

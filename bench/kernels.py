@@ -9,7 +9,6 @@ rate, both of this run.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -30,6 +29,7 @@ from bench import (
     kernels_tile,
     kernels_tile_mix,
 )
+from bench.arguments import Parser, new_file
 from bench.kernels_timing import Ceilings, measure_ceilings, median_us
 from bench.table import Row, report
 from kernels.cuda.driver import compile_ahead
@@ -51,9 +51,9 @@ GROUPS: dict[str, tuple[tuple[Rows, ...], Sources]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--json", type=new_file, default=None)
     parser.add_argument("--only", choices=tuple(GROUPS), action="append", help="a group of kernels (default: all)")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():

@@ -7,15 +7,14 @@ the L2 overwritten before each run, medians.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from bench.arguments import Parser, new_file
 from bench.engine_gpu import random_records
 from bench.kernels_timing import median_us
 from bench.table import Row, report
@@ -48,8 +47,8 @@ class Layer:
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, measure, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the table here")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--json", type=new_file, help="also write the table here")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here")

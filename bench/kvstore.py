@@ -9,7 +9,6 @@ by the operator's call. Every digest that arrives is compared with that of what 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import statistics
@@ -24,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
+from bench.arguments import Parser, byte_size, existing_folder, new_file, positive, program
 from bench.kvstore_process import kvstore
 from bench.kvstore_worker import Block, StoreWorker, chain, layout_of, opened
 from bench.kvstore_yardsticks import Reader, bare_writer, median_ratio
@@ -215,16 +215,18 @@ class _Passes:
 
 def main(arguments: list[str]) -> int:
     """Parse, measure, report; exit code 1 where a bar is missed."""
-    parser = argparse.ArgumentParser(prog="python -m bench.kvstore", description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the table as JSON, too")
-    parser.add_argument("--fio", default="fio", help="fio, by name or path; without one files are read here instead")
-    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="where the store's files go")
-    parser.add_argument("--blocks", type=int, default=64, help="blocks of 1 MiB of one read from DRAM")
-    parser.add_argument("--rounds", type=int, default=21, help="reads from DRAM")
-    parser.add_argument("--disk-blocks", type=int, default=512, help="blocks on disk")
-    parser.add_argument("--disk-read", type=int, default=128, help="blocks of one read from the disk")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--json", type=new_file, help="write the table as JSON, too")
+    parser.add_argument("--fio", type=program, help="fio (default: the one there is; files are read here without one)")
+    parser.add_argument(
+        "--dir", type=existing_folder, default=Path(tempfile.gettempdir()), help="for the store's files"
+    )
+    parser.add_argument("--blocks", type=positive, default=64, help="blocks of 1 MiB of one read from DRAM")
+    parser.add_argument("--rounds", type=positive, default=21, help="reads from DRAM")
+    parser.add_argument("--disk-blocks", type=positive, default=512, help="blocks on disk")
+    parser.add_argument("--disk-read", type=positive, default=128, help="blocks of one read from the disk")
     parser.add_argument("--disk-rounds", type=int, default=9, help="passes over the disk, each way; 0: none")
-    parser.add_argument("--window-bytes", type=int, default=16 << 20, help="landing memory of one read")
+    parser.add_argument("--window-bytes", type=byte_size, default=16 << 20, help="landing memory of one read")
     options = parser.parse_args(arguments)
     if min(options.blocks, options.rounds, options.disk_blocks, options.disk_read) < 1:
         parser.error("blocks, rounds and reads: at least one each")
@@ -232,7 +234,7 @@ def main(arguments: list[str]) -> int:
     garbage.spare_what_stays()  # as every service does
     plan = Plan(
         options.blocks, options.rounds, options.disk_blocks, options.disk_read, options.disk_rounds,
-        options.window_bytes, options.dir, Reader.found(options.fio),
+        options.window_bytes, options.dir, Reader.found(options.fio or "fio"),
     )  # fmt: skip
     return report("Verified reads of 1 MiB blocks by one worker", uvloop.run(measure(plan)), options.json)
 

@@ -8,16 +8,15 @@ of DRAM over NVMe is the store's own `Tiers` and `NvmeTier`; `--admission` shows
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from bench.arguments import Parser, existing_file, new_file
 from bench.kvtrace_caches import Belady, Infinite, Lru, hit_rate
 from bench.kvtrace_policy import Policy, TwoTiers
 from bench.kvtrace_requests import AgentShape, BadTrace, Request, agent_sessions, read_trace, working_set
@@ -55,15 +54,15 @@ class Hits:
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, replay, report; exit code 0 if every bar is reached."""
-    parser = argparse.ArgumentParser(prog="python -m bench.kvtrace", description=__doc__)
+    parser = Parser(description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--trace", type=Path, help="JSON lines with timestamp, input_length, hash_ids")
+    what.add_argument("--trace", type=existing_file, help="JSON lines with timestamp, input_length, hash_ids")
     what.add_argument("--agent", action="store_true", help="seeded agent sessions")
     what.add_argument("--speed", action="store_true", help="lookups per second and memory per block alone")
     parser.add_argument("--capacities", type=int, nargs="+", default=list(CAPACITIES), help="in blocks")
     parser.add_argument("--seed", type=int, default=0, help="of the agent sessions")
     parser.add_argument("--admission", action="store_true", help="also the tiers with DRAM's admission asked")
-    parser.add_argument("--json", type=Path, help="also write the table here")
+    parser.add_argument("--json", type=new_file, help="also write the table here")
     add_service_options(parser)
     options = parser.parse_args(argv)
     if min(options.capacities) < 1:

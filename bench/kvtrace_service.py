@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from bench.arguments import positive
 from bench.kvstore_process import kvstore
 from bench.kvstore_worker import Block, StoreWorker, chain, layout_of, opened
 from bench.kvtrace_caches import Infinite, hit_rate
@@ -98,7 +99,7 @@ async def replay(requests: Sequence[Request], megabytes: int, seed: int, transpo
 def add_service_options(parser: argparse.ArgumentParser) -> None:
     """What `service_rows` is told."""
     parser.add_argument("--service", action="store_true", help="replay through a real kvstore, with real bytes")
-    parser.add_argument("--requests", type=int, default=600, help="with --service: most requests, from the first")
+    parser.add_argument("--requests", type=positive, default=600, help="with --service: most requests, from the first")
     parser.add_argument("--blocks", type=int, default=0, help="with --service: its room; 0: the working set")
     parser.add_argument("--transport", default="ucx://", help="with --service: what carries the bytes")
 

@@ -23,6 +23,7 @@ import psutil
 import torch
 from safetensors.torch import save_file
 
+from bench.arguments import Parser, new_file
 from bench.table import Row, report
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.rank import Rank
@@ -150,8 +151,8 @@ def _rows(name: str, cost: Cost) -> Iterable[Row]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.load", description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the table as JSON, too")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--json", type=new_file, help="write the table as JSON, too")
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.measure:

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from bench import parity_v41
+from bench.arguments import Parser, existing_file, existing_folder, new_file, positive
 from bench.parity_cases import FAMILIES, write
 from bench.parity_prefix import BAR, prefix_rows, resume
 from bench.parity_run import difference, open_tiny, run, tokens_of
@@ -108,21 +109,23 @@ def compare(family: str, kernels: str, seeds: int) -> list[Row]:
     return rows
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and compare."""
-    parser = argparse.ArgumentParser(prog="python -m bench.parity", description=__doc__)
+    parser = Parser(description=__doc__)
     known = sorted([*FAMILIES, V41])
     parser.add_argument("--family", action="append", choices=known, help="repeatable; default v4")
     parser.add_argument("--all", action="store_true", help="every family")
-    parser.add_argument("--json", type=Path, help="also write the table here")
+    parser.add_argument("--json", type=new_file, help="also write the table here")
     parser.add_argument("--kernels", action="append", help="cpu, reference, ... (repeatable; default: what auto takes)")
-    parser.add_argument("--seeds", type=int, default=1, help="random checkpoints to compare (default 1)")
+    parser.add_argument("--seeds", type=positive, default=1, help="random checkpoints to compare (default 1)")
     parser.add_argument(
-        "--fixtures", type=Path, help="folder of all recorded outputs of V4.1 (default: the shipped ones)"
+        "--fixtures", type=existing_folder, help="folder of all recorded outputs of V4.1 (default: the shipped ones)"
     )
-    parser.add_argument("--v41-config", type=Path, help="V4.1's published config.json (default: the copy shipped)")
+    parser.add_argument(
+        "--v41-config", type=existing_file, help="V4.1's published config.json (default: the copy shipped)"
+    )
     parser.add_argument("--resume", nargs=2, type=Path, metavar=("STATE", "RESULT"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     kernels = options.kernels or [choose().name]
     if options.resume:
         resume(*options.resume, kernels[0])

@@ -7,7 +7,6 @@ deadline, notice and asyncio. Rounds alternate between both; the ratio is the me
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.arguments import Parser, byte_size, new_file, positive
 from bench.table import Row, report
 from fabric.kvlink import open_link, plan, ucx_lanes
 from fabric.kvlink.landing import LandingPool
@@ -235,11 +235,11 @@ def _timed(work: Callable[[], None]) -> float:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.push", description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the table as JSON, too")
-    parser.add_argument("--bytes", type=int, default=64 << 20, help="size of the second push, in rows of 1 MiB")
-    parser.add_argument("--tokens", type=int, default=4096, help="length of the nano prompt")
-    parser.add_argument("--rounds", type=int, default=41, help="pushes of each kind; medians are shown")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--json", type=new_file, help="write the table as JSON, too")
+    parser.add_argument("--bytes", type=byte_size, default=64 << 20, help="size of the second push, in rows of 1 MiB")
+    parser.add_argument("--tokens", type=positive, default=4096, help="length of the nano prompt")
+    parser.add_argument("--rounds", type=positive, default=41, help="pushes of each kind; medians are shown")
     options = parser.parse_args(arguments)
     ucx_lanes.prepare()
     large = Geometry("large blocks", max(1, options.bytes >> 20), (1 << 20,))

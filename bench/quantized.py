@@ -8,17 +8,16 @@ for bit is checked first.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from numba import set_num_threads
 
+from bench.arguments import Parser, new_file
 from bench.quantized_tile import FP8_BLOCK, pack, product
 from bench.table import Row, report
 from engine.checkpoint.formats import fp4_packed, fp8_blocks
@@ -148,8 +147,8 @@ def measure(ops: Ops, model: Model, kind: str, fp4_experts: bool, batch: int) ->
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.quantized", description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the table as JSON, too")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--json", type=new_file, help="write the table as JSON, too")
     options = parser.parse_args(arguments)
     torch.set_num_threads(THREADS)
     set_num_threads(THREADS)

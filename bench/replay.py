@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.arguments import Parser, new_file, positive
 from bench.table import Row, report
 from bench.window_state import LONGEST, SHORTEST, window_rows
 from engine.config import EngineConfig
@@ -69,15 +70,15 @@ class Setting:
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, measure, report; exit code 0 if every bar is reached."""
-    parser = argparse.ArgumentParser(prog="python -m bench.replay", description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("--part", choices=PARTS, action="append", help="one part alone; all without")
-    parser.add_argument("--tokens", type=int, default=2048, help="of V4.1's prompt (default 2048)")
-    parser.add_argument("--nano-tokens", type=int, default=4000, help="of nano's prompt (default 4000)")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each side (default 3)")
+    parser.add_argument("--tokens", type=positive, default=2048, help="of V4.1's prompt (default 2048)")
+    parser.add_argument("--nano-tokens", type=positive, default=4000, help="of nano's prompt (default 4000)")
+    parser.add_argument("--repeat", type=positive, default=3, help="runs of each side (default 3)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--cpu-time", action="store_true", help="V4.1 in CPU seconds: for a busy machine")
-    parser.add_argument("--json", type=Path, help="also write the table here")
+    parser.add_argument("--json", type=new_file, help="also write the table here")
     options = parser.parse_args(argv)
     if options.tokens <= 4 * BLOCK or min(options.repeat, options.threads) < 1:
         parser.error(f"argument --tokens: use more than {4 * BLOCK}; --repeat and --threads: at least 1")

@@ -5,7 +5,6 @@ A problem counts as right if every argmax along its target is the target's: gree
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from bench.arguments import Parser, new_file, positive
 from bench.single import logits_from
 from bench.table import Row, report
 from engine.families import Family, open_family
@@ -60,14 +60,14 @@ def right(sample: Sample, logits: torch.Tensor) -> bool:
     return bool((logits.argmax(-1) == torch.tensor(sample.ids[sample.prompt_length :])).all())
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and measure."""
-    parser = argparse.ArgumentParser(prog="python -m bench.rounded_kv", description=__doc__)
-    parser.add_argument("--n", type=int, default=6, help="held-out problems of each class")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--n", type=positive, default=6, help="held-out problems of each class")
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--json", type=Path, help="also write the table here")
-    options = parser.parse_args()
+    parser.add_argument("--json", type=new_file, help="also write the table here")
+    options = parser.parse_args(arguments)
     if options.n < 1:
         parser.error(f"--n {options.n} is not positive")
     dtype, samples, found = getattr(torch, options.dtype), problems(options.n, options.seed), []

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from bench.arguments import Parser, model_folder, new_file, positive
 from bench.footprint import idle_percent, name_of
 from bench.push import PUSH_BAR, measure, nano_prompt
 from bench.streams import Alone, Gateway, Prompt, Trace, prompts, tokens_per_s
@@ -180,10 +181,10 @@ async def run(options: argparse.Namespace) -> list[Row]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.stack", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the table as JSON, too")
-    parser.add_argument("--model", type=Path, default=NANO, help="model directory")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each kind; medians are shown")
+    parser = Parser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=new_file, help="write the table as JSON, too")
+    parser.add_argument("--model", type=model_folder, default=NANO, help="model directory")
+    parser.add_argument("--rounds", type=positive, default=5, help="rounds of each kind; medians are shown")
     parser.add_argument("--idle-s", type=float, default=20.0, help="seconds to watch the idle stack")
     options = parser.parse_args(arguments)
     ucx_lanes.prepare()

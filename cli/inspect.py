@@ -1,7 +1,6 @@
 """`deepinfer inspect`: what a checkpoint is, what its caches cost and what fits where. Loads no model."""
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,10 @@ from rich.table import Table
 
 from cli.console import out
 from cli.engine_call import call_engine
-from fabric.errors import InvalidArgument
+from cli.sizes import size_of
+from engine.sizes import MIB
 
 _TIMEOUT_S = 300.0
-_UNITS = {"": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_SIZE_TEXT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _SCALES = (1e12, 1e9, 1e6, 1e3)
 
 
@@ -38,7 +36,7 @@ class InspectOptions:
 
 def inspect(options: InspectOptions) -> int:
     """Prints the report. Exit code 1 when the weights do not fit the config."""
-    sizes = [str(size_of(text)) for text in options.memory]
+    sizes = [str(size_of(text, "--memory", least=MIB)) for text in options.memory]
     arguments: list[str] = []
     for option, values in (("--tp", options.tensor), ("--ep", options.expert), ("--memory", sizes)):
         arguments += [option, *map(str, values)] if values else []
@@ -46,14 +44,6 @@ def inspect(options: InspectOptions) -> int:
     report = call_engine("engine.inspect", *arguments, "--", str(options.checkpoint.absolute()), timeout_s=_TIMEOUT_S)
     out.print_json(json.dumps(report)) if options.as_json else out.print(render(report))
     return 1 if report["problems"] else 0
-
-
-def size_of(text: str) -> int:
-    """Bytes of a size such as 80GB or 141GiB. Raises InvalidArgument."""
-    found = _SIZE_TEXT.fullmatch(text.strip())
-    if found is None or found[2].upper() not in _UNITS or float(found[1]) <= 0:
-        raise InvalidArgument(f"{text!r} is not a size", field="--memory", fix="give one such as 80GB or 141GiB")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
 def render(report: dict[str, Any]) -> RenderableType:

@@ -6,6 +6,7 @@ verified into the mapped file. Knows no model.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import sys
@@ -190,10 +191,17 @@ def _extent(extent: Extent) -> FileExtent:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """address, transport, key in hexadecimal digits, file, and "tokens" where the file shall name them."""
-    address, transport, key, path, *tokens = arguments
+    """Exports, and says what. 1 where it failed."""
+    parser = argparse.ArgumentParser(prog="python -m cli.kv_fetch", description=__doc__)
+    parser.add_argument("address", help="host:port of the kvstore's gRPC")
+    parser.add_argument("transport", help="how KV moves, such as ucx://")
+    parser.add_argument("key", type=bytes.fromhex, help="of the prefix's last block, in hexadecimal digits")
+    parser.add_argument("path", type=Path, help="file to write")
+    parser.add_argument("tokens", nargs="?", choices=("tokens",), help="where the file shall name them")
+    asked = parser.parse_args(arguments)
+    path = asked.path
     try:
-        contents = asyncio.run(export(address, transport, bytes.fromhex(key), Path(path), tokens == ["tokens"]))
+        contents = asyncio.run(export(asked.address, asked.transport, asked.key, path, asked.tokens is not None))
     except ServiceError as error:
         complain(error)
         return 1

@@ -1,5 +1,6 @@
 """Pushes bytes from one process of this machine into another and tells the lane. Knows the KV link alone."""
 
+import argparse
 import asyncio
 import json
 import multiprocessing
@@ -73,7 +74,9 @@ async def _push(url: str, address: LinkAddress, token: bytes) -> None:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1])
+    parser = argparse.ArgumentParser(prog="python -m cli.linkprobe", description=__doc__)
+    parser.add_argument("url", help="of the KV transport, such as ucx://")
+    code = main(parser.parse_args().url)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # destructors of the wheel's libraries may crash, which says nothing about the transfer

@@ -13,13 +13,16 @@ from cli.console import reports_errors
 from cli.doctor import doctor as run_doctor
 from cli.inspect import InspectOptions
 from cli.inspect import inspect as run_inspect
+from cli.sizes import size_of
 from cli.tiny import make_tiny as run_make_tiny
 from cli.up import UpOptions
 from cli.up import up as run_up
 from engine.families import registry
+from engine.sizes import GIB, MIB
 
 NANO = Path(__file__).resolve().parent.parent / "models" / "nano"
 HTTP_PORT = 8000
+_LEAST_KV = 100 * MIB
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,7 +44,7 @@ def up(
     device: Annotated[str, typer.Option(help="Where models run: cpu, cuda or cuda:N.")] = "cpu",
     preset: Annotated[str, typer.Option(help="Preset of settings for every service, such as production.")] = "",
     kv_dir: Annotated[Path | None, typer.Option(help="Folder of cached KV that later stacks find again.")] = None,
-    kv_gb: Annotated[float, typer.Option(min=0.1, help="GiB of it.")] = 8.0,
+    kv_gb: Annotated[str, typer.Option(help="GiB of it, or a size such as 500GB.")] = "8",
     smoke: Annotated[bool, typer.Option("--smoke", help="Ask one question, print the answer, drain, exit.")] = False,
     ready_file: Annotated[Path | None, typer.Option(help="JSON file to write once everything serves.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for the logs; default: removed at the end.")] = None,
@@ -65,7 +68,7 @@ def up(
             grace_s=grace,
             start_timeout_s=start_timeout,
             kv_dir=kv_dir,
-            kv_gb=kv_gb,
+            kv_gb=size_of(kv_gb, "--kv-gb", least=_LEAST_KV, bare=GIB) / GIB,
         )
     )
 

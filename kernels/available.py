@@ -5,6 +5,7 @@ Prints one JSON object. Loads torch, and no model; compiles nothing.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -37,4 +38,5 @@ def _rules() -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m kernels.available", description=__doc__).parse_args()
     json.dump(available(), sys.stdout, indent=1)

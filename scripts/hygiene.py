@@ -1,5 +1,6 @@
 """Keeps this machine out of the repository. Knows tracked files and what must not stand in them, no Python of ours."""
 
+import argparse
 import re
 import subprocess
 import sys
@@ -32,6 +33,7 @@ def findings(root: Path, pattern: re.Pattern[str]) -> list[str]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     found = findings(ROOT, forbidden(ROOT, Path.home()))
     for line in found:
         print(line, file=sys.stderr)

@@ -1,5 +1,6 @@
 """Prints the size profile of the code and holds its caps. Knows line counts, not what the lines do."""
 
+import argparse
 import ast
 import statistics
 import subprocess
@@ -62,6 +63,7 @@ def report(title: str, sized: list[Sized], budget: dict[str, int]) -> list[str]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     measured = [measure(name, (ROOT / name).read_text()) for name in tracked(ROOT, "*.py")]
     cuda = [Sized(name, len((ROOT / name).read_text().splitlines()), MODULE_CAP) for name in tracked(ROOT, *CUDA)]
     print(f"{'':<10} {'count':>5}  {'median':>6}  {'p90':>5}  {'max':>5}   (lines)")

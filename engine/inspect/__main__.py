@@ -9,8 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.checkpoint.errors import CheckpointError
-from engine.errors import EngineError
+from engine.errors import EngineError, InvalidParameter
 from engine.inspect.report import Question, inspect
+from engine.sizes import MIB, bytes_of
 
 
 def main(arguments: list[str]) -> int:
@@ -29,10 +30,17 @@ def _question(arguments: list[str]) -> Question:
     parser.add_argument("path", type=Path)
     parser.add_argument("--tp", type=int, nargs="+", default=[])
     parser.add_argument("--ep", type=int, nargs="+", default=[])
-    parser.add_argument("--memory", type=int, nargs="*", default=[], help="bytes of one rank")
+    parser.add_argument("--memory", type=_size, nargs="*", default=[], help="of one rank, such as 80GB")
     parser.add_argument("--sequences", type=int, default=1)
     given = parser.parse_args(arguments)
     return Question(given.path, tuple(given.tp), tuple(given.ep), tuple(given.memory), given.sequences)
+
+
+def _size(text: str) -> int:
+    try:
+        return bytes_of(text, "--memory", least=MIB)
+    except InvalidParameter as error:
+        raise argparse.ArgumentTypeError(f"{error.message}: {error.fix}") from error
 
 
 def _fault(error: EngineError, path: Path) -> dict[str, str]:

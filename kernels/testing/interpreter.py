@@ -6,7 +6,10 @@ products of bf16 matrices as products of their bits.
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,7 +29,10 @@ _TYPES = {
 
 
 def require_interpreter() -> None:
-    """Correct the interpreter of this process. SystemExit where triton does not interpret."""
+    """Correct the interpreter of this process, a command without options. SystemExit where triton does not interpret,
+    for `--help`, and for arguments."""
+    command = sys.modules["__main__"]
+    argparse.ArgumentParser(prog=f"python -m {_name(command)}", description=command.__doc__).parse_args()
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise SystemExit("set TRITON_INTERPRET=1: this checks kernels without a GPU")
     interpreter._convert_float = _convert
@@ -36,6 +42,10 @@ def require_interpreter() -> None:
         return multiply(builder, _wide(a), _wide(b), *rest)
 
     interpreter.InterpreterBuilder.create_dot = create_dot
+
+
+def _name(command: ModuleType) -> str:
+    return command.__spec__.name if command.__spec__ is not None else str(command.__file__)
 
 
 def _wide(handle: Any) -> Any:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -118,7 +117,8 @@ def unsigned(digests: torch.Tensor) -> NDArray[np.uint64]:
 
 
 if __name__ == "__main__":
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        raise SystemExit("set TRITON_INTERPRET=1: this checks the kernels without a GPU")
+    from kernels.testing.interpreter import require_interpreter
+
+    require_interpreter()
     check_kernels(torch.device("cpu"), INTERPRETED)
     print("the kernels equal the reference")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import tempfile
@@ -193,6 +194,7 @@ def _dispatch() -> Iterator[Variant]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m kernels.triton.variants", description=__doc__).parse_args()
     for variant in variants():
         for capability in CAPABILITIES:
             print(f"{variant.name}, sm_{capability}: {compile_variant(variant, capability)}", flush=True)

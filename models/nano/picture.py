@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -76,4 +77,5 @@ def draw(curve: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m models.nano.picture", description=__doc__).parse_args()
     (RECORD / "curve.svg").write_text(draw(json.loads((RECORD / "curve.json").read_text())))

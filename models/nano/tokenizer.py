@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 import string
 from collections.abc import Iterator
@@ -87,4 +88,9 @@ def load(path: Path = PATH) -> Tokenizer:
 
 
 if __name__ == "__main__":
-    train().save(str(PATH))
+    parser = argparse.ArgumentParser(prog="python -m models.nano.tokenizer", description=__doc__)
+    parser.add_argument("--out", type=Path, default=PATH, help="file to write (default: the committed one)")
+    to = parser.parse_args().out
+    if not to.parent.is_dir():
+        parser.error(f"argument --out: {to.parent} is not a folder")
+    train().save(str(to))

@@ -5,6 +5,7 @@ Stores no key, only hashes.
 
 from __future__ import annotations
 
+import argparse
 import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -155,6 +156,7 @@ def _require_known(regions: Sequence[RegionSettings], accounts: Mapping[str, Acc
 
 def main() -> None:
     """Reads a key from standard input and prints the hash that belongs into a key file."""
+    argparse.ArgumentParser(prog="python -m services.gateway.tenants", description=main.__doc__).parse_args()
     print(hash_key(input().strip()).hex())
 
 

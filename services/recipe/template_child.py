@@ -7,10 +7,10 @@ Frames both ways: four bytes of length, most significant first, and JSON.
 
 from __future__ import annotations
 
+import argparse
 import json
 import resource
 import socket
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from io import BufferedRWPair
@@ -120,4 +120,6 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    parser = argparse.ArgumentParser(prog="python -m services.recipe.template_child", description=__doc__)
+    parser.add_argument("descriptor", type=int, help="of the socket that the recipe asks by")
+    main(parser.parse_args().descriptor)

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from cli import engine_call
 from cli.engine_call import call_engine
-from cli.inspect import size_of
 from cli.main import app
+from cli.sizes import size_of
 from fabric.errors import InvalidArgument, StartError
 
 
@@ -88,11 +88,17 @@ def test_an_engine_that_breaks_shows_its_last_words():
 
 @pytest.mark.parametrize(("text", "size"), [("80GB", 80 * 10**9), ("1.5 KiB", 1536), ("12", 12), ("2tb", 2 * 10**12)])
 def test_sizes_have_units(text, size):
-    assert size_of(text) == size
+    assert size_of(text, "--memory") == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "80 parsecs", "0"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(InvalidArgument) as refused:
-        size_of(text)
+        size_of(text, "--memory")
     assert refused.value.field == "--memory"
+
+
+def test_a_memory_without_its_unit_is_refused_with_the_unit_that_was_meant():
+    refused = run("inspect", "model", "--memory", "80")
+    assert refused.exit_code == 1
+    assert "--memory" in refused.output and "80GB" in refused.output
