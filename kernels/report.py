@@ -35,6 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16"), help="default: both")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args(argv)
+    if options.json is not None and not options.json.parent.is_dir():
+        parser.error(f"argument --json: {options.json.parent} is not a folder")
     figures, passed = [], True
     for capability in options.capability or CAPABILITIES:
         for dtype in options.dtype or ("bfloat16", "float32"):

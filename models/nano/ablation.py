@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from bench.arguments import Parser, model_folder, new_file, positive
 from models.nano.config import HERE
 from models.nano.data import recall, toolcalls
 from models.nano.data.render import Renderer
@@ -52,11 +51,11 @@ def compare(model: Offline, exam: Exam) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checkpoint", type=Path, default=HERE)
-    parser.add_argument("--n", type=int, default=200, help="held-out problems a class")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--checkpoint", type=model_folder, default=HERE)
+    parser.add_argument("--n", type=positive, default=200, help="held-out problems a class")
     parser.add_argument("--seed", type=int, default=2)
-    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--json", type=new_file, default=None)
     arguments = parser.parse_args()
     exam = make_exam(Renderer(load()), arguments.n, arguments.seed, ROWS, ROW_BLOCKS, KINDS)
     results = compare(Offline(arguments.checkpoint), exam)

@@ -9,11 +9,11 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from bench.arguments import Parser, model_folder, new_file, positive
 from models.nano.ask import Ask, Endpoint, Message, answers, started_stack
 from models.nano.config import HERE
 from models.nano.course import Course, bars
@@ -42,17 +42,17 @@ class Score:
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("--url", help="OpenAI endpoint, e.g. http://127.0.0.1:8000/v1; without it a stack is started")
     parser.add_argument("--offline", action="store_true", help="use the training modules, no stack")
-    parser.add_argument("--checkpoint", type=Path, default=HERE, help="checkpoint folder for --offline")
-    parser.add_argument("--n", type=int, default=200, help="held-out problems a class")
+    parser.add_argument("--checkpoint", type=model_folder, default=HERE, help="checkpoint folder for --offline")
+    parser.add_argument("--n", type=positive, default=200, help="held-out problems a class")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", nargs="*", default=None, help="only these classes")
-    parser.add_argument("--concurrency", type=int, default=8, help="requests in flight")
+    parser.add_argument("--concurrency", type=positive, default=8, help="requests in flight")
     parser.add_argument("--temperature", type=float, default=0.01)
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one request")
-    parser.add_argument("--json", type=Path, default=None, help="write the figures there")
+    parser.add_argument("--json", type=new_file, default=None, help="write the figures there")
     parser.add_argument("--show-wrong", type=int, default=0, help="print that many wrong answers a class")
     return parser.parse_args()
 

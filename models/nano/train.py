@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bench.arguments import Parser, existing_file, new_file
 from models.nano.attention import attend_chunked
 from models.nano.config import load_config
 from models.nano.data.render import Renderer
@@ -39,10 +40,10 @@ class History:
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint, the curve and accuracies")
-    parser.add_argument("--state", type=Path, required=True, help="file to resume from, written at the end")
-    parser.add_argument("--corpus", type=Path, default=None, help="archive written by models.nano.corpus")
+    parser.add_argument("--state", type=new_file, required=True, help="file to resume from, written at the end")
+    parser.add_argument("--corpus", type=existing_file, default=None, help="archive written by models.nano.corpus")
     parser.add_argument("--total-steps", type=int, required=True, help="length of the whole schedule")
     parser.add_argument("--stop-after", type=float, default=1e9, help="seconds of this process, then save and end")
     parser.add_argument("--rows", type=int, default=14)
