@@ -146,7 +146,7 @@ class Link(Protocol):
 
         Raises:
             InvalidArgument: a write leaves its region; nothing was written.
-            StaleTicket: the address belongs to an incarnation that was overtaken.
+            StaleTicket: the address belongs to an incarnation that was overtaken; nothing was written to the newer one.
             Unavailable: the peer is gone; any part may have been written.
             DeadlineExceeded: not done in time; the rest may still be written later.
         """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from fabric.errors import DeadlineExceeded, InvalidArgument, ServiceError, from_detail
+from fabric.errors import DeadlineExceeded, InvalidArgument, ServiceError, StaleTicket, from_detail
 from fabric.kvlink import messages
 from fabric.kvlink.credit import FairQueue, Flow, Run, SendRing, Turn
 from fabric.kvlink.leftovers import to_its_end
@@ -385,6 +385,8 @@ class Outgoing:
         link, timeout_s = self._sender.link, self._sender.limits.timeout_s
         try:
             await link.push(self._landing.address, found, notify=notify, timeout_s=timeout_s)
+        except (InvalidArgument, StaleTicket):  # refused whole: nothing of it was written, nor will be
+            raise
         except BaseException:
             self.in_doubt = self.in_doubt or bool(found)
             raise

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fabric.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from fabric.errors import DeadlineExceeded, InvalidArgument, StaleTicket, Unavailable
 from fabric.kvlink import Token, Write, landing, messages, open_link
 from fabric.kvlink.landing import LandingPool
 from fabric.kvlink.leftovers import Leftovers
@@ -135,18 +135,22 @@ async def test_a_writer_that_leaves_waits_for_no_write_and_the_rest_is_said_afte
     assert link.writes == 2 and [each for each in said if isinstance(each, GaveUp)] == [GaveUp("t"), GaveUp("u")]
 
 
-@pytest.mark.parametrize("failure", [None, Unavailable("gone"), DeadlineExceeded("slow")])
+REFUSED_WHOLE = (StaleTicket("overtaken"), InvalidArgument("out of bounds"))
+
+
+@pytest.mark.parametrize("failure", [None, *REFUSED_WHOLE, Unavailable("gone"), DeadlineExceeded("slow")], ids=repr)
 async def test_who_waits_for_a_write_that_was_left_learns_whether_it_may_still_arrive(
     failure: Exception | None,
 ) -> None:
+    over = failure is None or failure in REFUSED_WHOLE
     link, leftovers = SlowLink(failure), Leftovers(10.0)
     sending = asyncio.create_task(transfer(link, partial(leftovers.keep, "t")))
     await link.begun.wait()
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
     link.go_on.set()
-    assert await leftovers.over("t") == (failure is None)
-    assert isinstance(messages.unpack(link.said[-1]), GaveUp if failure is None else Trailing)
+    assert await leftovers.over("t") == over
+    assert isinstance(messages.unpack(link.said[-1]), GaveUp if over else Trailing)
 
 
 async def test_the_end_of_the_process_gives_up_a_write_that_was_left() -> None:
