@@ -70,7 +70,7 @@ async def test_a_dead_worker_gets_no_more_work(two_pairs: FrontStack) -> None:
                 assert (await stack.chat()).status_code == 200
             async with asyncio.timeout(10.0):  # it is asked how it is, now and then
                 while "Info" not in called:
-                    await asyncio.sleep(0)
+                    await decode_workers(stub)
             assert "Reserve" not in called
 
 
