@@ -45,6 +45,13 @@ def writable_folder(path: Path, option: str) -> None:
         raise StartError(f"cannot write in {path}: {error.strerror}", field=option, fix=fix) from error
 
 
+def new_file(path: Path, option: str) -> None:
+    """Makes the file's folder if need be. Raises StartError where no file can be written at that path."""
+    if path.is_dir():
+        raise StartError(f"{path} is a folder", field=option, fix="name a file")
+    writable_folder(path.parent, option)
+
+
 def device(name: str) -> None:
     """Raises StartError where `name` is no device, or one of a GPU on a machine without NVIDIA's driver.
 

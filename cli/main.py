@@ -9,6 +9,7 @@ import typer
 from cli import backing, knowledge, kv, machine, running, runtime, sums
 from cli.chat import ChatOptions
 from cli.chat import chat as run_chat
+from cli.commands import Commands
 from cli.console import reports_errors
 from cli.doctor import doctor as run_doctor
 from cli.inspect import InspectOptions
@@ -25,6 +26,7 @@ HTTP_PORT = 8000
 _LEAST_KV = 100 * MIB
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     help="Serves DeepSeek models from separate gateway, recipe, prefill, decode and kvstore processes.",

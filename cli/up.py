@@ -63,7 +63,7 @@ def up(options: UpOptions) -> int:
     checks.port(options.http_port, "--http-port")
     checks.port(options.grpc_port, "--grpc-port")
     if options.ready_file is not None:
-        checks.writable_folder(options.ready_file.parent, "--ready-file")
+        checks.new_file(options.ready_file, "--ready-file")
     if options.kv_dir is not None:
         checks.writable_folder(options.kv_dir, "--kv-dir")
     if options.log_dir is not None:
@@ -97,7 +97,8 @@ class _Stack:
                 code = await self._serve(stop, screen)
             finally:
                 for path in self._word:
-                    path.unlink(missing_ok=True)
+                    with suppress(OSError):  # whatever became of the file, nothing is left running
+                        path.unlink(missing_ok=True)
                 await self._drain(screen)
         failed = self._supervisor.failed
         return self._report(failed) if failed else code

@@ -107,3 +107,11 @@ def test_a_gpu_needs_its_driver(tmp_path, monkeypatch):
     assert caught.value.field == "--device" and "choose cpu" in str(caught.value.fix)
     driver.touch()
     checks.device("cuda:1")
+
+
+def test_a_folder_is_no_file_to_write(tmp_path):
+    with pytest.raises(StartError, match="is a folder") as caught:
+        checks.new_file(tmp_path, "--ready-file")
+    assert (caught.value.field, caught.value.fix) == ("--ready-file", "name a file")
+    checks.new_file(tmp_path / "new" / "ready.json", "--ready-file")
+    assert not (tmp_path / "new" / "ready.json").exists()
