@@ -132,7 +132,8 @@ async def _raise_for_status(reply: httpx2.Response) -> None:
 def _raise_for_error(body: dict[str, Any]) -> None:
     error = body.get("error")
     if error:
-        raise ServiceError(error.get("message", "failed"), field=error.get("param") or "", fix=error.get("fix") or "")
+        message, param = error.get("message", "failed"), error.get("param") or ""
+        raise ServiceError(message, field="" if param in message else param, fix=error.get("fix") or "")
 
 
 def _delta(delta: dict[str, Any]) -> Delta:

@@ -42,11 +42,12 @@ def headers_of(error: ServiceError) -> dict[str, str]:
 
 
 def body_of(error: ServiceError) -> bytes:
-    """`{"error": {...}}`: the message names the fix, `param` the field."""
+    """`{"error": {...}}`: `param` names the field, and so does the message, which clients show alone, with the fix."""
+    where = f"{error.field}: " if error.field and error.field not in error.message else ""
     return json.dumps(
         {
             "error": {
-                "message": error.message + (f" ({error.fix})" if error.fix else ""),
+                "message": where + error.message + (f" ({error.fix})" if error.fix else ""),
                 "type": _row(error)[1],
                 "param": error.field or None,
                 "code": "model_not_found" if _is_unknown_model(error) else error.code,

@@ -30,6 +30,21 @@ def test_every_error_has_its_status_and_type(error: errors.ServiceError, status:
     assert (told["type"], told["param"]) == (kind, error.field or None)
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            errors.InvalidArgument("missing", field="messages[0].role", fix="send it"),
+            "messages[0].role: missing (send it)",
+        ),
+        (errors.InvalidArgument("top_p needs more", field="top_p"), "top_p needs more"),
+        (errors.Unavailable("away"), "away"),
+    ],
+)
+def test_a_message_alone_tells_the_field_once(error: errors.ServiceError, message: str) -> None:
+    assert json.loads(http_errors.body_of(error))["error"]["message"] == message
+
+
 def test_a_full_gateway_says_when_to_come_back() -> None:
     assert http_errors.headers_of(errors.Exhausted("full", retry_after_s=1.2)) == {"retry-after": "2"}
     assert http_errors.headers_of(errors.InvalidArgument("bad")) == {}
