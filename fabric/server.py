@@ -250,7 +250,7 @@ async def _main(settings: SettingsT, build: Build[SettingsT], check: Preflight[S
     if not starting.done():
         starting.cancel()  # asked to stop before it was ready: undo what was started
         await asyncio.wait([starting])
-        return
+        _leave(0)  # a thread that loads or compiles has nothing to finish, and would be waited for
     ready = await starting
     garbage.spare_what_stays()
     try:

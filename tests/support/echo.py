@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
@@ -37,6 +38,7 @@ class EchoSettings(ServiceSettings, env_prefix="DEEPINFER_ECHO_"):
     api_key: SecretStr = Field(SecretStr("hush-hush"), description="who may call")
     engine: Engine = Field(Engine(), description="engine")
     fail_build: bool = Field(False, description="fail while starting")
+    loading_s: float = Field(0.0, description="seconds that a thread takes to load")
     wedged: bool = Field(False, description="hold work and make no step")
 
 
@@ -108,6 +110,9 @@ class EchoStub:
 async def build(settings: EchoSettings) -> AsyncIterator[Service]:
     if settings.fail_build:
         raise errors.StartError("told to fail", field="fail_build", fix="do not tell it to")
+    if settings.loading_s:
+        print(json.dumps({"event": "loading"}), flush=True)
+        await asyncio.to_thread(time.sleep, settings.loading_s)
     identity = new_identity(settings.service_name(), settings.instance)
     member = MemberInfo("echo", identity.instance, "", identity.epoch)
     servicer = EchoServicer()

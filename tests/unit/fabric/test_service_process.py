@@ -117,6 +117,13 @@ def test_sigterm_while_starting_exits_with_0(start):
     assert process.wait() == 0
 
 
+def test_sigterm_while_a_thread_loads_does_not_wait_for_it(start):
+    process = start("--loading-s", "300")
+    assert process.json() == {"event": "loading"}
+    process.terminate()
+    assert process.wait() == 0
+
+
 async def test_a_killed_peer_is_noticed_at_once_and_a_frozen_one_within_3_s(start):
     killed, frozen = start(), start()
     async with Channels() as channels:
