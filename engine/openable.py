@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from engine.checkpoint.folder import Folder
 from engine.config import EngineConfig
 from engine.detokenize import open_tokenizer
@@ -13,10 +15,7 @@ from kernels import choose
 
 
 def check_openable(config: EngineConfig) -> None:
-    """Raises what `Engine.open` would: InvalidParameter, CheckpointError or KernelError; each says what to do.
-
-    How much memory published records take is the load's to say.
-    """
+    """Raises what `Engine.open` would: InvalidParameter, CheckpointError or KernelError; each says what to do."""
     choose(config.kernels, config.device, config.batch_invariant, config.keeps_stored, config.keeps_records)
     folder = Folder(config.model_dir)
     check(folder)
@@ -24,8 +23,5 @@ def check_openable(config: EngineConfig) -> None:
     if (config.model_dir / TOKENIZER).exists():
         open_tokenizer(config.model_dir / TOKENIZER)
     facts = read_model(folder.config, frozenset(folder.names)).facts
-    layout = served(
-        facts.layout(config.dtype, config.block_tokens), config.window_state, facts.config.max_context_tokens
-    )
-    if not config.keeps_records:
-        config.memory(layout)
+    held = facts.record_layout if config.keeps_records else partial(facts.layout, config.dtype)
+    config.memory(served(held(config.block_tokens), config.window_state, facts.config.max_context_tokens))

@@ -75,7 +75,7 @@ class Pages:
     entries: int  # per block
     width: int
     rate: int  # tokens per entry
-    scales: Pages | None = None  # of records whose scales stand apart: one fp32 each
+    scales: Pages | None = None  # of records whose scales stand apart: an index key's fp32, or V4's 8 bytes
 
     @property
     def are_records(self) -> bool:
@@ -85,13 +85,27 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """One layer of one WINDOW group: position `p` is `storage[slot, offset + (p % capacity) * width :][:width]`."""
+    """One layer of one WINDOW group: position `p` is `storage[slot, offset + (p % capacity) * width :][:width]`.
+
+    Where the storage is uint8, a row is a published record and `width` its bytes, as of pages.
+    """
 
     storage: torch.Tensor  # [slots, elements of a slot]
     array: np.ndarray | None  # the same memory, where it is the host's; bf16 appears as uint16
     offset: int
     capacity: int
     width: int
+    scales: Ring | None = None  # of records whose scales stand apart
+
+    @property
+    def are_records(self) -> bool:
+        """Whether rows are published records, and not numbers of one type."""
+        return self.storage.dtype == torch.uint8
+
+    def takes_first(self, ragged: Ragged, window: int) -> bool:
+        """Whether a batch's rows are stored before they are attended, and not after: records are attended where they
+        lie, if the new ones displace none that a row of the batch sees."""
+        return self.are_records and int(np.diff(ragged.starts).max()) <= self.capacity - window + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +163,7 @@ class CompressorSpec:
     bias: torch.Tensor  # [rate, parts * width] fp32, added to the gate by position in the window
     norm: torch.Tensor  # [width] fp32
     norm_eps: float
+    mixing: IndexMixing | None = None  # of index keys that are cached as records
 
     @property
     def row_width(self) -> int:

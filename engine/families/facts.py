@@ -20,6 +20,7 @@ class Facts:
     config: Any  # the family's own
     layers: int  # drafts not counted
     layout: Callable[..., Layout]  # cache groups for records of a type, and, if given, for blocks of so many tokens
+    record_layout: Callable[[int], Layout]  # of kv_cache=records; CheckpointError names a width that no record has
     records: Mapping[str, RecordSizes]  # published record formats; a size may raise ValueError where it does not fit
     scale_bytes: int  # of one FP8 block of a published checkpoint
     is_fp8: Callable[[str], bool]  # whether an upstream tensor name is published in FP8

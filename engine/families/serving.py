@@ -1,15 +1,11 @@
-"""The `serving` section of config.json, and what a family is asked for and does not have. Knows no family."""
+"""The `serving` section of config.json, and widths that published records do not have. Knows no family."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from engine.checkpoint.errors import CheckpointError
-
-if TYPE_CHECKING:  # switches are also read where no torch is
-    from engine.checkpoint.folder import Folder
-    from kernels import Ops
 
 SECTION = "serving"
 
@@ -30,11 +26,13 @@ def flags(config: dict[str, Any], known: Sequence[str], on: Sequence[str] = ()) 
     return {key: section.get(key, key in on) for key in known}
 
 
-def refuse_records(ops: Ops, folder: Folder) -> None:
-    """Raises CheckpointError where caches of published records are wanted of a family that has none here yet."""
-    if ops.records:
-        message, fix = "V2, V3 and V3.2 alone are cached as published records", "choose kv_cache=rows"
-        raise CheckpointError(message, file=folder.path, item="kv_cache", fix=fix)
+def require_records(wanted: Mapping[str, tuple[int, Sequence[int]]]) -> None:
+    """Raises CheckpointError for the first key of config.json whose value no published record has."""
+    for key, (value, known) in wanted.items():
+        if value not in known:
+            told = f"{known[0]} to {known[-1]}" if isinstance(known, range) else " or ".join(map(str, known))
+            message = f"{value}, and published records are of {told}"
+            raise CheckpointError(message, file="config.json", item=key, fix="choose kv_cache=rows")
 
 
 def _refusal(item: str, message: str, fix: str) -> CheckpointError:

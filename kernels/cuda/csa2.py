@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.csa2 import ChoiceSpec
 from kernels.cuda.engine.choice import top_k
+from kernels.cuda.engine.records import store_entries
 from kernels.operands import Pages, Ragged, Selection
 from kernels.triton import csa2 as by_triton
 
@@ -19,4 +20,4 @@ def choose(
     return by_triton.choose(queries, weights, spec, ragged, pages, candidates, top_k)
 
 
-OPS = replace(by_triton.OPS, choose=choose)
+OPS = replace(by_triton.OPS, store_entries=store_entries, choose=choose)

@@ -87,7 +87,7 @@ template <int KIND> struct Record {
         if (slot < 0) return {nullptr, nullptr};
         int page = slot / cache.page_tokens, at = slot - page * cache.page_tokens;
         const u8 *start = cache.records + page * cache.page_bytes;
-        return {start + at * bytes, KIND == V4 ? start + cache.page_tokens * 576 + at * 8 : nullptr};
+        return {start + at * bytes, KIND == V4 ? start + cache.scales_at + at * 8 : nullptr};
     }
 
     // Sixteen channels of group `i`: eight words of bf16.

@@ -29,7 +29,7 @@ PAIRS = ((RecordKind.V4, None), (RecordKind.V4, RecordKind.V4), (RecordKind.V32,
 class _Cache(ctypes.Structure):
     _fields_ = [("records", ctypes.c_void_p), ("indices", ctypes.c_void_p), ("lengths", ctypes.c_void_p),
                 ("page_bytes", ctypes.c_uint64), ("page_tokens", ctypes.c_int), ("slots", ctypes.c_int),
-                ("stride", ctypes.c_int), ("unused", ctypes.c_int)]  # fmt: skip
+                ("stride", ctypes.c_int), ("scales_at", ctypes.c_int)]  # fmt: skip
 
 
 class _Parameters(ctypes.Structure):
@@ -110,6 +110,7 @@ def _cache(cache: SparseCache | None) -> _Cache:
     if cache is None:
         return _Cache()
     lengths = 0 if cache.lengths is None else cache.lengths.data_ptr()
-    pages = cache.pages
+    pages, apart = cache.pages, cache.scales
+    scales_at = cache.page_tokens * 576 if apart is None else apart.data_ptr() - pages.data_ptr()
     return _Cache(pages.data_ptr(), cache.indices.data_ptr(), lengths, pages.stride(0), cache.page_tokens,
-                  pages.shape[0] * cache.page_tokens, cache.indices.shape[1], 0)  # fmt: skip
+                  pages.shape[0] * cache.page_tokens, cache.indices.shape[1], scales_at)  # fmt: skip

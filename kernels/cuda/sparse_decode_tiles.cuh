@@ -19,7 +19,8 @@ struct Cache {
     const int *indices;  // [queries, stride]
     const int *lengths;  // [queries], or null: every query has `stride` indices
     u64 page_bytes;
-    int page_tokens, slots, stride, unused;
+    int page_tokens, slots, stride;
+    int scales_at;  // of V4: from a page's first record to its first scale
 };
 
 struct Parameters {

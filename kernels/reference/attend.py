@@ -6,7 +6,7 @@ import torch
 
 from kernels.operands import AttentionSpec, Pages, Ragged, Ring, RopeTable, Selection
 from kernels.reference.norm import rotate, unit_rms
-from kernels.reference.storage import entries, history
+from kernels.reference.storage import entries, history, in_records
 
 
 def attend(
@@ -17,8 +17,10 @@ def attend(
 
     A row sees the last `window` positions (itself included, none below its sequence's floor) and, of the
     (position + 1) // rate finished entries, all or those selected. The sink adds exp(sink) to the denominator only. The
-    output's rotary part is turned back by the query's own angle, because keys serve as values.
+    output's rotary part is turned back by the query's own angle, because keys serve as values. Where the ring holds
+    records, fresh keys count as they will be held.
     """
+    fresh = in_records(fresh, ring)
     out = queries.new_empty(queries.shape[0], spec.heads * spec.width)
     for row in range(queries.shape[0]):
         at, s = int(ragged.positions[row]), int(ragged.sequences[row])

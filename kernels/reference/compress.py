@@ -6,7 +6,7 @@ import torch
 
 from kernels.operands import CompressorSpec, Pages, Ragged, Ring, RopeTable
 from kernels.reference.norm import rotate, unit_rms
-from kernels.reference.storage import history, store_entry, store_rows
+from kernels.reference.storage import history, store_entry, store_mixed, store_rows
 
 
 def compress(
@@ -23,7 +23,11 @@ def compress(
         content, gate = _window(rows, s, w, spec, ragged, ring)
         entry = unit_rms((gate.softmax(0) * content).sum(0), spec.norm_eps) * spec.norm
         at = w * spec.rate
-        store_entry(s, ragged, pages, w, rotate(entry, rope.cos[at], rope.sin[at]))
+        entry = rotate(entry, rope.cos[at], rope.sin[at])
+        if spec.mixing is None or pages.scales is None:
+            store_entry(s, ragged, pages, w, entry)
+        else:
+            store_mixed(s, ragged, pages, w, entry, spec.mixing)
     store_rows(projected, spec.column, ragged, ring)
 
 

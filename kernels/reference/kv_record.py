@@ -3,7 +3,8 @@
 A row of x becomes one record in the slot page * page_tokens + place, negative slots none. Latents are normed over 512
 channels (index keys over 128), turned in their last channels, then cast as reference/cast.py says; bf16 channels are
 rounded. Formats: reference/sparse_decode.py. An index key is 128 E4M3 codes and an fp32 scale (132 bytes) or 128 E2M1
-codes and 4 E8M0 scales (68); the scales stand behind the codes of the page's keys, as those of V4's records do.
+codes and 4 E8M0 scales (68); the scales stand behind the codes of the page's keys, as those of V4's records do, or
+where `apart` is: uint8 [pages, bytes], as far apart as the pages. V4.1's index key has its own behind its codes.
 """
 
 from __future__ import annotations
@@ -58,13 +59,14 @@ class Packed(Enum):
     V41_ENTRY = Layout(288, 512, CastSpec(Code.E2M1, 16, Scale.E4M3), 32, 256)
     INDEX_E4M3 = Layout(128, 128, CastSpec(Code.E4M3, 128, Scale.FP32), 4)
     INDEX_E2M1 = Layout(64, 128, CastSpec(Code.E2M1, 32, Scale.E8M0), 4)
+    V41_INDEX = Layout(68, 128, CastSpec(Code.E2M1, 32, Scale.E8M0), 4, 64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Paged:
     """Slots by position: row i is token positions[i] of the sequence whose pages are tables[sequences[i]].
 
-    int32 [rows], [rows] and [sequences, pages]; a negative position is no row's.
+    int32 [rows], [rows] and [sequences, pages]; a negative position or sequence is no row's.
     """
 
     positions: Tensor
@@ -75,7 +77,8 @@ class Paged:
         """int64 [rows]."""
         at = self.positions.long().clamp_min(0)
         pages = self.tables[self.sequences.long().clamp_min(0), at // page_tokens].long()
-        return torch.where(self.positions < 0, -1, pages * page_tokens + at % page_tokens)
+        nobody = (self.positions < 0) | (self.sequences < 0)
+        return torch.where(nobody, -1, pages * page_tokens + at % page_tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +100,7 @@ class Turn:
 
 def pack(
     kind: Packed, x: Tensor, slots: Tensor | Paged, pages: Tensor, page_tokens: int, norm: Norm | None,
-    turn: Turn | None,
+    turn: Turn | None, apart: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write rows of x [rows, width] into pages uint8 [pages, bytes] at slots int64 [rows], or where `Paged` says."""
     slots = slots.slots(page_tokens) if isinstance(slots, Paged) else slots
@@ -115,7 +118,7 @@ def pack(
     if layout.scale_at is not None:
         rows[page, place, layout.scale_at : layout.scale_at + layout.scale_bytes] = scales
         return
-    behind = pages[:, page_tokens * layout.row : page_tokens * layout.size]
+    behind = pages[:, page_tokens * layout.row : page_tokens * layout.size] if apart is None else apart
     behind.unflatten(1, (page_tokens, layout.scale_bytes))[page, place] = scales
 
 
@@ -132,7 +135,7 @@ def prepared(kind: Packed, x: Tensor, norm: Norm | None, turn: Turn | None) -> T
 
 def check_pack(
     kind: Packed, x: Tensor, slots: Tensor | Paged, pages: Tensor, page_tokens: int, norm: Norm | None,
-    turn: Turn | None,
+    turn: Turn | None, apart: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Raises KernelError naming the first operand that no implementation takes. Slots beyond the pages and slots that
     two rows share are the caller's mistake."""
@@ -142,12 +145,15 @@ def check_pack(
     check_rows("x", x, (x.shape[0], layout.width), x.dtype)
     _check_slots(slots, x.shape[0])
     check_rows("pages", pages, tuple(pages.shape), torch.uint8)
-    if page_tokens < 1 or pages.shape[1] < page_tokens * layout.size or pages.stride(0) % 16 or pages.data_ptr() % 16:
+    size = page_tokens * (layout.size if apart is None else layout.row)
+    if page_tokens < 1 or pages.shape[1] < size or pages.stride(0) % 16 or pages.data_ptr() % 16:
         raise KernelError(
             f"pages of {pages.shape[1]} bytes, {pages.stride(0)} apart, for {page_tokens} records of {layout.size}",
             fix="pad pages to a multiple of 16 bytes that holds their records",
         )
-    if layout.scale_at is None and layout.spec.scale is Scale.FP32 and page_tokens * layout.row % 4:
+    if apart is not None:
+        _check_scales(layout, pages, page_tokens, apart)
+    elif layout.scale_at is None and layout.spec.scale is Scale.FP32 and page_tokens * layout.row % 4:
         raise KernelError(f"{page_tokens} rows of {layout.row} bytes", fix="use rows that end at multiples of 4 bytes")
     if norm is not None:
         check_rows("norm.weight", norm.weight, (layout.normed,), torch.float32)
@@ -160,6 +166,14 @@ def check_pack(
             check_rows(f"turn.{name}", table, tuple(turn.cosine.shape), torch.float32)
             if not table.is_contiguous():
                 raise KernelError(f"turn.{name} is not contiguous", fix="pass a contiguous table")
+
+
+def _check_scales(layout: Layout, pages: Tensor, page_tokens: int, scales: Tensor) -> None:
+    check_rows("scales", scales, tuple(scales.shape), torch.uint8)
+    unlike = scales.stride(0) != pages.stride(0) or (scales.data_ptr() - pages.data_ptr()) % 4
+    if layout.scale_at is not None or unlike or scales.shape[1] < page_tokens * layout.scale_bytes:
+        message = f"scales of {scales.shape[1]} bytes, {scales.stride(0)} apart"
+        raise KernelError(message, fix="pass them for records whose scales stand apart, in the storage of the pages")
 
 
 def _check_slots(slots: Tensor | Paged, rows: int) -> None:

@@ -6,8 +6,7 @@ import torch
 
 from kernels.operands import IndexKeySpec, MlaSpec, Pages, Ragged, RopeTable, Selection
 from kernels.reference.norm import norm, rotate
-from kernels.reference.records import index_codes
-from kernels.reference.storage import entries, store_entry
+from kernels.reference.storage import entries, store_entry, store_mixed
 
 _SCORE_ROWS = 128  # query rows whose scores are held at once
 
@@ -31,9 +30,8 @@ def store_index_key(projected: torch.Tensor, spec: IndexKeySpec, ragged: Ragged,
     if spec.mixing is None or pages.scales is None:
         _store(key, ragged, pages)
         return
-    codes, scales = index_codes(key, spec.mixing)
-    _store(codes.view(torch.uint8), ragged, pages)
-    _store(scales, ragged, pages.scales)
+    for row, (s, place) in enumerate(zip(ragged.sequences, ragged.positions, strict=True)):
+        store_mixed(int(s), ragged, pages, int(place), key[row], spec.mixing)
 
 
 def attend_latent(

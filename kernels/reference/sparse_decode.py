@@ -4,9 +4,10 @@ out[h] = sum_i w_i v_i, w = softmax over i of scale * q_h . k_i, over the valid 
 k is the whole record, v its first 512 channels. A sink adds exp(sink_h) to the denominator alone. lse is the logarithm
 of the sum without the sink; a query without a valid slot has output 0 and lse +inf (as FlashMLA has it).
 
-Records (bytes): V4 584 = 448 E4M3 + 64 bf16 in a page's rows of 576, then, behind the rows of the page, 8 per token (an
-E8M0 scale per 64 channels and a pad); V3.2 656 = 512 E4M3, 4 fp32 scales, 64 bf16; V4.1 window 528 = 512 E4M3, an E8M0
-scale per 32; V4.1 entry 288 = 512 E2M1 (low nibble first), an E4M3 scale per 16. The last three lie one after another.
+Records (bytes): V4 584 = 448 E4M3 + 64 bf16 in a page's rows of 576, then, behind the rows of the page or where
+`scales` are, 8 per token (an E8M0 scale per 64 channels and a pad); V3.2 656 = 512 E4M3, 4 fp32 scales, 64 bf16; V4.1
+window 528 = 512 E4M3, an E8M0 scale per 32; V4.1 entry 288 = 512 E2M1 (low nibble first), an E4M3 scale per 16. The
+last three lie one after another.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class SparseCache:
     page_tokens: int
     indices: Tensor
     lengths: Tensor | None = None
+    scales: Tensor | None = None  # uint8 [pages, page_tokens * 8] of V4's, where they are not behind a page's rows
 
     @property
     def slots(self) -> int:
@@ -79,11 +81,12 @@ def sparse_decode(
     return weights @ keys[..., :VALUE_WIDTH], lse.masked_fill(empty, torch.inf)
 
 
-def unpack(kind: RecordKind, pages: Tensor, page_tokens: int) -> Tensor:
+def unpack(kind: RecordKind, pages: Tensor, page_tokens: int, scales: Tensor | None = None) -> Tensor:
     """Every record of uint8 [pages, >= page_tokens * record], float64 [pages * page_tokens, width]."""
     if kind is RecordKind.V4:
         rows = pages[:, : page_tokens * 576].reshape(-1, 576)
-        scales = pages[:, page_tokens * 576 : page_tokens * 584].reshape(-1, 8)[:, :7]
+        apart = pages[:, page_tokens * 576 : page_tokens * 584] if scales is None else scales
+        scales = apart.reshape(-1, 8)[:, :7]
         return torch.cat([_scaled(_e4m3(rows[:, :448]), _e8m0(scales)), _bf16(rows[:, 448:])], 1)
     rows = pages[:, : page_tokens * kind.value].reshape(-1, kind.value)
     if kind is RecordKind.V32:
@@ -125,7 +128,8 @@ def check_operands(
 
 def _check_pages(name: str, cache: SparseCache) -> None:
     """Pages may stand apart: one layer's among those of others."""
-    pages, size = cache.pages, cache.page_tokens * cache.kind.value
+    apart = cache.scales
+    pages, size = cache.pages, cache.page_tokens * (cache.kind.value if apart is None else cache.kind.value - 8)
     if pages.dtype != torch.uint8 or pages.dim() != 2 or pages.stride(1) != 1 or pages.shape[1] < size:
         found = f"{pages.dtype} {list(pages.shape)}, bytes {pages.stride(-1)} apart"
         fix = f"pass torch.uint8 [pages, >= {size}], bytes adjacent"
@@ -133,12 +137,20 @@ def _check_pages(name: str, cache: SparseCache) -> None:
     if pages.stride(0) % 16 or pages.data_ptr() % 16:
         message = f"{name}: pages stand {pages.stride(0)} bytes apart"
         raise KernelError(message, fix="let pages begin at multiples of 16 bytes")
+    if apart is not None and (
+        cache.kind is not RecordKind.V4 or apart.dtype != torch.uint8 or apart.stride() != pages.stride()
+        or apart.shape[1] < 8 * cache.page_tokens or (apart.data_ptr() - pages.data_ptr()) % 8
+    ):  # fmt: skip
+        message = f"{name}: scales are {apart.dtype} {list(apart.shape)}, {apart.stride(0)} bytes apart"
+        raise KernelError(message, fix="pass V4's, 8 bytes a record, in the same storage as the pages")
 
 
 def _named(cache: SparseCache) -> Tensor:
     """Named records, float64 [queries, n, width]; zero where the index names nothing."""
     valid = cache.valid()
-    found = unpack(cache.kind, cache.pages, cache.page_tokens)[torch.where(valid, cache.indices, 0).long()]
+    found = unpack(cache.kind, cache.pages, cache.page_tokens, cache.scales)[
+        torch.where(valid, cache.indices, 0).long()
+    ]
     return found.masked_fill(~valid[..., None], 0)
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from kernels.csa2 import PoolSpec
 from kernels.cuda import gemm as products
+from kernels.cuda import sparse_decode
 from kernels.cuda.engine import index as chosen_keys
-from kernels.cuda.engine import named, records, scaled
+from kernels.cuda.engine import named, records, scaled, window_records
 from kernels.cuda.engine.latent import rotated
 from kernels.operands import (
     AttentionSpec,
@@ -71,6 +72,7 @@ def launch_all(dtype: torch.dtype) -> None:
         if dtype == torch.bfloat16:
             _named(batch)
             _records(batch)
+            _window_records(batch)
             with patch.object(products, "gemm"):  # CUDA C++ is compiled and looked at elsewhere
                 _stored(count)
 
@@ -103,6 +105,9 @@ def _records(batch: Ragged) -> None:
     )  # fmt: skip
     latents, keys = _pages(656, 1, torch.uint8), _pages(128, 1, torch.uint8)
     records.store_latent(_empty(count, 2304), spec, batch, latents, rope)
+    few = replace(spec, heads=16, absorb=_dense(torch.bfloat16, 16, 512, 128))  # as a chain
+    query = latent.absorb(_empty(count, 16 * 192), _empty(count, 2112), few, batch, latents, rope)
+    latent.attend(query, few, batch, latents, None)
     keys = replace(keys, scales=_pages(1, 1, torch.float32))
     for powers in (False, True):
         mixing = IndexMixing(_empty(128, 128), powers)
@@ -112,6 +117,34 @@ def _records(batch: Ragged) -> None:
         with patch.object(chosen_keys, "_choose"):  # CUDA C++, too
             operands = (_empty(count, 32_768), _empty(count, 2304), asked, mixing, batch, keys, rope)
             chosen_keys.index_topk(*operands)
+
+
+def _window_records(batch: Ragged) -> None:
+    """Triton's parts of caches of V4's and V4.1's records: rows, entries, index keys, and which of them are read."""
+    count, rope = batch.rows, RopeTable(_empty(64, 32), _empty(64, 32))
+    compressor = CompressorSpec(0, 4, 512, True, _empty(4, 1024), _empty(512), 1e-6)
+    projected, mixing = _empty(count, 2048), IndexMixing(_empty(128, 128), False)
+    keys = replace(_pages(128, 4, torch.uint8), scales=_pages(1, 4, torch.float32))
+    attention = AttentionSpec(64, 512, 128, _empty(64), 1e-6)
+    for row, entry, apart in ((576, 576, 8), (528, 288, 0)):
+        ring, entries = _ring(136, row + apart, torch.uint8), _pages(entry + apart, 4, torch.uint8)
+        ring, entries = replace(ring, width=row), replace(entries, width=entry)
+        if apart:
+            ring = replace(ring, scales=replace(ring, offset=136 * row, width=apart))
+            entries = replace(entries, scales=replace(entries, offset=entries.entries * entry, width=apart))
+            state = _ring(8, 2048, torch.float32)
+            records.compress(projected, compressor, batch, state, entries, rope)
+            records.compress(projected, replace(compressor, width=128, mixing=mixing), batch, state, keys, rope)
+        records.store_entries(_empty(count, 512), batch, entries)
+        window_records.store_rows(_empty(count, 512), 0, batch, ring)
+        for room in (ring, replace(ring, capacity=127)):  # beside the window for a new row, and for none
+            operands = (_empty(count, 64 * 512), _empty(count, 512), attention, batch, room, entries, None, rope)
+            with patch.object(sparse_decode, "sparse_decode"), patch.object(records, "multiprocessors", lambda _: 132):
+                window_records.attend(*operands)
+    heads = index.turn_heads(_empty(count, 32 * 128), 0, 32, 128, _numbers(count), rope)
+    published = _pages(68, 4, torch.uint8)
+    records.store_entries(_empty(count, 128), batch, published)
+    index.score_entries(heads, _empty(count, 32), 32, 128, batch, published)
 
 
 def _stored(count: int) -> None:

@@ -19,15 +19,15 @@ _SCALE_VIEWS = {0: torch.float32, 1: torch.uint8, 2: torch.float8_e4m3fn}
 
 def pack(
     kind: Packed, x: Tensor, slots: Tensor | Paged, pages: Tensor, page_tokens: int, norm: Norm | None,
-    turn: Turn | None, rows: int | None = None,
+    turn: Turn | None, apart: Tensor | None = None, rows: int | None = None,
 ) -> None:  # fmt: skip
     """As the definition; `rows` of a program, a warp for each. Raises KernelError for operands it does not take."""
-    check_pack(kind, x, slots, pages, page_tokens, norm, turn)
+    check_pack(kind, x, slots, pages, page_tokens, norm, turn, apart)
     layout = kind.value
     if not x.shape[0]:
         return
     scales = pages.view(_SCALE_VIEWS[layout.spec.scale.value])
-    apart = layout.width > 512
+    behind = page_tokens * layout.row if apart is None else apart.data_ptr() - pages.data_ptr()
     taken = rows or (1 if layout.width == 512 else 4)
     paged = isinstance(slots, Paged)
     at, sequences, tables = (slots.positions, slots.sequences, slots.tables) if paged else (slots, slots, slots)
@@ -35,12 +35,12 @@ def pack(
         x, at, sequences, tables, tables.stride(0), pages, scales, pages.view(torch.bfloat16),
         pages if norm is None else norm.weight,
         pages if turn is None else turn.positions, pages if turn is None else turn.cosine,
-        pages if turn is None else turn.sine, x.shape[0], x.stride(0), pages.stride(0), page_tokens,
+        pages if turn is None else turn.sine, x.shape[0], x.stride(0), pages.stride(0), page_tokens, behind,
         0.0 if norm is None else norm.eps,
         PAGED=paged, ROWS=taken, WIDTH=min(layout.width, 512), CAST=layout.cast, ROW=layout.row,
         SCALE_BYTES=layout.scale_bytes,
         SCALE_AT=-1 if layout.scale_at is None else layout.scale_at, PLAIN=layout.plain, PLAIN_AT=layout.plain_at,
-        APART=apart, NORMED=norm is not None, PAIRS=0 if turn is None else turn.cosine.shape[1],
+        APART=layout.width > 512, NORMED=norm is not None, PAIRS=0 if turn is None else turn.cosine.shape[1],
         **constants(layout.spec), num_warps=taken,
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ def turned_rows(
 @triton.jit
 def _pack(
     x, slots, sequences, tables, table_stride, pages, scales, plains, weight, positions, cosine, sine, rows, x_stride,
-    page_stride, page_tokens, eps, PAGED: tl.constexpr,
+    page_stride, page_tokens, scales_at, eps, PAGED: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, CAST: tl.constexpr, ROW: tl.constexpr, SCALE_BYTES: tl.constexpr,
     SCALE_AT: tl.constexpr, PLAIN: tl.constexpr, PLAIN_AT: tl.constexpr, APART: tl.constexpr, NORMED: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -77,7 +77,8 @@ def _pack(
     kept = inside & (slot >= 0)
     page, place = slot // page_tokens, slot % page_tokens
     if PAGED:  # `slots` are positions
-        sequence = tl.load(sequences + row, mask=kept, other=0).to(tl.int64)
+        sequence = tl.load(sequences + row, mask=kept, other=-1).to(tl.int64)
+        kept = kept & (sequence >= 0)
         page = tl.load(tables + sequence * table_stride + page, mask=kept, other=0).to(tl.int64)
     at = page * page_stride + place * ROW
     channel = tl.arange(0, WIDTH)[None, :]
@@ -100,7 +101,7 @@ def _pack(
     value = tl.reshape(value, (ROWS, groups, GROUP))
     stored, factor = scale_of(tl.max(magnitude(value), 2), SCALE, LARGEST, FLOOR)
     group = tl.arange(0, groups)[None, :]
-    behind = page * page_stride + page_tokens * ROW + place * SCALE_BYTES
+    behind = page * page_stride + scales_at + place * SCALE_BYTES
     first = at + SCALE_AT if SCALE_AT >= 0 else behind
     if CAST < WIDTH:  # V4: the last group is not cast; its scale is the record's padding
         stored = tl.where(group < CAST // GROUP, stored, 0)

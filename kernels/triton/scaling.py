@@ -92,3 +92,11 @@ def e2m1(x):
     count = (size + magic.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True) - magic
     code = count + ((power >> 22) - 254)
     return code | ((x.to(tl.int32, bitcast=True) >> 28) & 8)
+
+
+@triton.jit
+def e2m1_values(code):
+    """fp32 of codes 0 .. 15, int32."""
+    size = code & 7
+    bits = tl.where(size < 2, (size * 126) << 23, (size + 252) << 22)  # 0 and a half have no leading one
+    return (bits | ((code & 8) << 28)).to(tl.float32, bitcast=True)

@@ -11,9 +11,10 @@ from engine.checkpoint.reader import Reader
 from engine.families.facts import BLOCK_TOKENS, Facts
 from engine.families.mla.build import build
 from engine.families.mla.config import MlaConfig, parse
-from engine.families.mla.layout import mla_layout
-from engine.families.mla.options import parse_options
+from engine.families.mla.layout import mla_layout, record_layout
+from engine.families.mla.options import Options, parse_options, require_widths
 from engine.families.mla.records import index_fp8, latent_fp8
+from engine.layout import Layout
 from kernels import Ops
 
 _BF16 = ("embed_tokens", "lm_head", "norm", "mlp.gate.", "eh_proj", "weights_proj", "shared_head")
@@ -29,10 +30,16 @@ def read(config: dict[str, Any], reader: Reader, ops: Ops) -> Facts:
         config=parsed,
         layers=len(parsed.dense),
         layout=lambda dtype, block_tokens=BLOCK_TOKENS: mla_layout(parsed, dtype, block_tokens, options.mark),
+        record_layout=partial(_served, parsed, options),
         records={"fp8": partial(_fp8, parsed)},
         scale_bytes=4,
         is_fp8=lambda name: not any(part in name for part in _BF16),
     )
+
+
+def _served(config: MlaConfig, options: Options, block_tokens: int) -> Layout:
+    require_widths(config)
+    return record_layout(config, block_tokens, options.power_scales)
 
 
 def _fp8(config: MlaConfig, group: str) -> int | None:

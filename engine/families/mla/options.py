@@ -11,7 +11,7 @@ from engine.families.mla.build import index_order
 from engine.families.mla.config import SWITCHES, Indexing, MlaConfig
 from engine.families.mla.records import index_e8m0, index_fp8
 from engine.families.rounding import IndexRounding, hadamard
-from engine.families.serving import flags
+from engine.families.serving import flags, require_records
 from kernels import Ops
 from kernels.operands import IndexMixing
 
@@ -60,7 +60,7 @@ def index_mixing(config: MlaConfig, options: Options, ops: Ops) -> IndexMixing |
     config.json for which there are no published records."""
     if not ops.records:
         return None
-    _require_records(config)
+    require_widths(config)
     if config.index is None:
         return None
     width = config.index.width
@@ -68,18 +68,17 @@ def index_mixing(config: MlaConfig, options: Options, ops: Ops) -> IndexMixing |
     return IndexMixing(matrix.contiguous().to(ops.device), options.power_scales)
 
 
-def _require_records(config: MlaConfig) -> None:
-    """Latents of 512 + 64 channels; index keys of 128 with 16 to 64 heads, of which up to 2,048 are chosen."""
+def require_widths(config: MlaConfig) -> None:
+    """Latents of 512 + 64 channels; index keys of 128 with 16 to 64 heads, of which up to 2,048 are chosen.
+
+    Raises CheckpointError naming the key of config.json for which there are no published records.
+    """
     wanted = {"kv_lora_rank": (config.latent_rank, (512,)), "qk_rope_head_dim": (config.rope, (64,))}
     if config.index is not None:
         wanted["index_head_dim"] = (config.index.width, (128,))
         wanted["index_n_heads"] = (config.index.heads, (16, 32, 64))
         wanted["index_topk"] = (config.index.topk, range(1, 2049))
-    for key, (value, known) in wanted.items():
-        if value not in known:
-            told = f"{known[0]} to {known[-1]}" if isinstance(known, range) else " or ".join(map(str, known))
-            message = f"{value}, and published records are of {told}"
-            raise CheckpointError(message, file="config.json", item=key, fix="choose kv_cache=rows")
+    require_records(wanted)
 
 
 def _record(index: Indexing, options: Options) -> Record:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,10 +10,11 @@ import torch
 from engine.cache.pool import CachePool
 from engine.families.rotary import GrowingRope
 from engine.families.v4.config import V4Config
+from engine.families.v4.layout import CSA, HCA, INDEX, SCALE, WINDOW
 from engine.families.v4.rounding import Rounding
 from engine.families.v4.weights import Layer
 from kernels import Ops
-from kernels.operands import Pages, Ragged, RopeTable, Selection
+from kernels.operands import Pages, Ragged, Ring, RopeTable, Selection
 from kernels.staging import tokens_of
 
 
@@ -40,7 +41,8 @@ class Layers:
     """Runs layers; layers and caches are arguments. Its only state are rotary tables, which grow."""
 
     def __init__(self, config: V4Config, ops: Ops, kv_dtype: torch.dtype, rounding: Rounding | None) -> None:
-        self._ops, self._kv_dtype, self._rounding = ops, kv_dtype, rounding
+        self._ops, self._rounding = ops, rounding
+        self._kv_dtype = torch.float32 if ops.records else kv_dtype  # of window keys; records are made of fp32
         self._main = GrowingRope(config.main_rope, config.rope_dim, device=ops.device)
         self._compressed = GrowingRope(config.compress_rope, config.rope_dim, device=ops.device)
 
@@ -63,16 +65,19 @@ class Layers:
 
     def _attention(self, hidden: torch.Tensor, layer: Layer, place: Place, step: Step) -> torch.Tensor:
         """One attention block [rows, hidden] -> [rows, hidden]."""
-        ops, rows, window = self._ops, step.rows, step.cache.ring("window", place.window)
+        ops, rows, window = self._ops, step.rows, _ring(step.cache, WINDOW, place.window)
         rope = step.compressed if layer.compressor else step.main
         projected = ops.linear(hidden, layer.input)
         latent, keys = ops.latent(projected, layer.latent, rows, rope, self._kv_dtype)
         keys = self._rounding.rows(keys) if self._rounding else keys
         queries = ops.linear(latent, layer.query)
         pages, selection = self._compress(projected, queries, layer, place, step, rope)
+        stored = window.takes_first(rows, layer.attention.window)
+        if stored:
+            ops.store_rows(keys, 0, rows, window)
         mixed = ops.attend(queries, keys, layer.attention, rows, window, pages, selection, rope)
-        # Only now: until here rows of this chunk needed what the ring held before it.
-        ops.store_rows(keys, 0, rows, window)
+        if not stored:  # until here rows of this chunk needed what the ring held before it
+            ops.store_rows(keys, 0, rows, window)
         return ops.linear(ops.linear(mixed, layer.output_down), layer.output_up)
 
     def _compress(
@@ -81,16 +86,28 @@ class Layers:
         """Write the entries this batch finishes; which pages the layer reads, and which entries of them (None: all)."""
         if layer.compressor is None:
             return None, None
-        ops, rows, cache, group = self._ops, step.rows, step.cache, "hca" if layer.indexer is None else "csa"
-        pages = cache.pages(group, place.kind)
+        ops, rows, cache, group = self._ops, step.rows, step.cache, HCA if layer.indexer is None else CSA
+        pages = _pages(cache, group, place.kind)
         ops.compress(projected, layer.compressor, rows, cache.ring(f"{group}_state", place.kind), pages, rope)
         if self._rounding:
             self._rounding.entries(rows, pages)
         if layer.indexer is None or layer.index_compressor is None:
             return pages, None
-        keys, ring = cache.pages("csa_index", place.kind), cache.ring("csa_index_state", place.kind)
+        keys, ring = _pages(cache, INDEX, place.kind), cache.ring(f"{INDEX}_state", place.kind)
         ops.compress(projected, layer.index_compressor, rows, ring, keys, rope)
         if self._rounding is None:
             return pages, ops.index_topk(queries, projected, layer.indexer, rows, keys, rope)
         self._rounding.index.entries(rows, keys)
         return pages, self._rounding.index.choose(queries, projected, layer.indexer, rows, keys, rope)
+
+
+def _pages(cache: CachePool, group: str, layer: int) -> Pages:
+    """One layer of entries, with their scales where they are records."""
+    pages = cache.pages(group, layer)
+    return replace(pages, scales=cache.pages(group + SCALE, layer)) if pages.are_records else pages
+
+
+def _ring(cache: CachePool, group: str, layer: int) -> Ring:
+    """One layer of window rows, with their scales where they are records."""
+    ring = cache.ring(group, layer)
+    return replace(ring, scales=cache.ring(group + SCALE, layer)) if ring.are_records else ring

@@ -10,13 +10,12 @@ from engine.cache.pool import CachePool
 from engine.checkpoint.folder import Folder
 from engine.checkpoint.reader import Progress, Reader
 from engine.families.replay import is_over
-from engine.families.serving import refuse_records
 from engine.families.v4.config import LayerKind, V4Config, parse
 from engine.families.v4.layer import Layers, Place, Step
-from engine.families.v4.layout import v4_layout
+from engine.families.v4.layout import record_layout, v4_layout
 from engine.families.v4.mtp import V4Draft
 from engine.families.v4.names import upstream
-from engine.families.v4.options import Options, parse_options
+from engine.families.v4.options import Options, index_mixing, parse_options
 from engine.families.v4.ragged import check, rows_of
 from engine.families.v4.rounding import Rounding
 from engine.families.v4.weights import V4Weights, build
@@ -31,10 +30,10 @@ def load(
 
     `batch_invariant` asks for nothing here: every operator of V4 has one form, which the kernels make invariant.
     """
-    refuse_records(ops, folder)
     config = parse(folder.config)
     options = parse_options(folder.config, config)
-    weights = build(Reader(folder, upstream, progress, ops.device), config, ops, dtype)
+    mixing = index_mixing(config, options, ops)
+    weights = build(Reader(folder, upstream, progress, ops.device), config, ops, dtype, mixing)
     return V4(config, options, weights, dtype, ops, block_tokens)
 
 
@@ -47,12 +46,16 @@ class V4:
         self, config: V4Config, options: Options, weights: V4Weights, dtype: torch.dtype, ops: Ops, block_tokens: int
     ) -> None:
         self.config, self.options, self.weights, self.kernels = config, options, weights, ops.name
-        self.layout = v4_layout(config, str(dtype).removeprefix("torch."), block_tokens, mark=options.mark)
+        if ops.records:
+            self.layout = record_layout(config, block_tokens, options.power_scales)
+        else:
+            self.layout = v4_layout(config, str(dtype).removeprefix("torch."), block_tokens, mark=options.mark)
         self.vocab_size, self.max_context_tokens = config.vocab_size, config.max_context_tokens
         self.eos_token_ids = config.eos_token_ids
-        self.captures = ops.captures and not options.fake_quantize
+        self.captures = ops.captures and (ops.records or not options.fake_quantize)
         self._ops, self._places = ops, _places(config.layers)
-        self._layers = Layers(config, ops, dtype, Rounding(config, ops) if options.fake_quantize else None)
+        rounds = options.fake_quantize and not ops.records  # records have their values rounded
+        self._layers = Layers(config, ops, dtype, Rounding(config, ops) if rounds else None)
         self.draft = V4Draft(self, self._layers, ops) if weights.mtp else None
 
     @torch.inference_mode()

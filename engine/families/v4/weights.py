@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,7 @@ from kernels.operands import (
     HyperHead,
     HyperSite,
     IndexerSpec,
+    IndexMixing,
     LatentSpec,
     RouterSpec,
     Weights,
@@ -66,9 +67,11 @@ class V4Weights:
     mtp: tuple[MtpBlock, ...]
 
 
-def build(reader: Reader, config: V4Config, ops: Ops, dtype: torch.dtype) -> V4Weights:
-    """Take every tensor of the model from `reader`; it refuses the ones left over."""
-    builder = _Builder(reader, config, ops, dtype == torch.bfloat16)
+def build(
+    reader: Reader, config: V4Config, ops: Ops, dtype: torch.dtype, mixing: IndexMixing | None = None
+) -> V4Weights:
+    """Take every tensor of the model from `reader`; it refuses the ones left over. `mixing`: of index keys' records."""
+    builder = _Builder(reader, config, ops, dtype == torch.bfloat16, mixing)
     weights = V4Weights(
         embedding=reader.floats("embed.weight", config.vocab_size, config.hidden).to(dtype),
         layers=tuple(builder.layer(f"layers.{i}", kind, config.hashed[i]) for i, kind in enumerate(config.layers)),
@@ -84,8 +87,11 @@ def build(reader: Reader, config: V4Config, ops: Ops, dtype: torch.dtype) -> V4W
 class _Builder:
     """Reads and packs one part after another, so that only one layer is held unpacked."""
 
-    def __init__(self, reader: Reader, config: V4Config, ops: Ops, rounds: bool) -> None:
+    def __init__(
+        self, reader: Reader, config: V4Config, ops: Ops, rounds: bool, mixing: IndexMixing | None
+    ) -> None:  # fmt: skip
         self._reader, self._config, self._ops, self._rounds = reader, config, ops, rounds
+        self._mixing = mixing
 
     def packed(self, *weights: torch.Tensor) -> Weights:
         """Matrices [out, in] of one input, one below the other, as one product."""
@@ -105,10 +111,11 @@ class _Builder:
         if kind is LayerKind.CSA:
             index = f"{attn}.indexer"
             index_compressor = self._compressor(f"{index}.compressor", c.csa_rate, c.index_dim, True, fused)
+            index_compressor = replace(index_compressor, mixing=self._mixing)
             fused.append(read(f"{index}.weights_proj.weight", c.index_heads, c.hidden))
             queries.append((f"{index}.wq_b.weight", c.index_heads * c.index_dim))
             at = sum(map(len, fused)) - c.index_heads
-            indexer = IndexerSpec(c.heads * c.head_dim, at, c.index_heads, c.index_dim, c.index_topk)
+            indexer = IndexerSpec(c.heads * c.head_dim, at, c.index_heads, c.index_dim, c.index_topk, self._mixing)
         return Layer(
             kind=kind,
             attention_site=self._site(f"{prefix}.hc_attn", f"{prefix}.attn_norm.weight"),

@@ -32,7 +32,7 @@ class Shared:
 class Keys:
     """Window keys of this batch, and the projections that its queries start from."""
 
-    fresh: torch.Tensor  # [rows, head_dim] in the cache's type
+    fresh: torch.Tensor  # [rows, head_dim] in the cache's type, or fp32 where it holds records
     latent: torch.Tensor  # [rows, query_rank]
     projected: torch.Tensor
 
@@ -45,7 +45,11 @@ class Attention:
     """The attention of every layer, in two steps, so that rows can be dropped between keys and queries."""
 
     def __init__(self, config: V41Config, options: Options, ops: Ops, csa2: Csa2Ops, kv_dtype: torch.dtype) -> None:
-        self._config, self._options, self._ops, self._csa2, self._kv_dtype = config, options, ops, csa2, kv_dtype
+        self._config, self._ops, self._csa2 = config, ops, csa2
+        # Records are made of fp32, and have their values rounded; what meets index keys is rounded as they are.
+        self._kv_dtype = torch.float32 if ops.records else kv_dtype
+        self._rounds_rows = options.fake_quantize and not ops.records
+        self._rounds_queries = options.fake_quantize or ops.records
 
     def keys(self, hidden: torch.Tensor, layer: Layer, rows: Ragged, cache: CachePool, rope: RopeTable) -> Keys:
         """Project hidden [rows, hidden]; a source also writes the entries and index keys that this batch completes."""
@@ -98,7 +102,9 @@ class Attention:
         turned = self._csa2.rotate_heads(
             self._ops.linear(keys.latent, chooser.query), width, _on(rows, rope.cos.device), rope
         )
-        queries = self._rounded(turned.view(len(turned), -1, width), INDEX_FP4).flatten(1)
+        queries = turned
+        if self._rounds_queries:
+            queries = INDEX_FP4.rounded(turned.view(len(turned), -1, width)).flatten(1)
         weights = keys.projected[:, column : column + choice.heads].contiguous()
         candidates = shared.candidates if role.restricted else None
         pages = cache.pages(index_group(role.ratio), role.place)
@@ -106,7 +112,7 @@ class Attention:
         return Shared(selection, proposed or shared.candidates)
 
     def _rounded(self, values: torch.Tensor, format: BlockFormat) -> torch.Tensor:
-        return format.rounded(values) if self._options.fake_quantize else values
+        return format.rounded(values) if self._rounds_rows else values
 
 
 def _on(rows: Ragged, device: torch.device, ratio: int = 0) -> np.ndarray | torch.Tensor:

@@ -13,11 +13,12 @@ from engine.families.v4.facts import is_fp8
 from engine.families.v4.records import index_fp8, row_fp8
 from engine.families.v41 import weights
 from engine.families.v41.config import V41Config, parse
-from engine.families.v41.layout import v41_layout
-from engine.families.v41.options import parse_options
+from engine.families.v41.layout import record_layout, v41_layout
+from engine.families.v41.options import Options, parse_options, require_widths
 from engine.families.v41.records import entry_record, index_record, window_record
 from engine.families.v41.vision import weights as vision
 from engine.families.v41.vision.config import parse_vision
+from engine.layout import Layout
 from kernels import Ops
 
 
@@ -33,10 +34,16 @@ def read(config: dict[str, Any], reader: Reader, ops: Ops) -> Facts:
         config=parsed,
         layers=parsed.layers,
         layout=lambda dtype, block_tokens=BLOCK_TOKENS: v41_layout(parsed, options, dtype, block_tokens),
+        record_layout=partial(_served, parsed, options),
         records={"fp4, fp8 window": partial(_canonical, parsed), "V4's fp8 rows": partial(_fp8, parsed)},
         scale_bytes=1,
         is_fp8=is_fp8,
     )
+
+
+def _served(config: V41Config, options: Options, block_tokens: int) -> Layout:
+    require_widths(config)
+    return record_layout(config, options, block_tokens)
 
 
 def _canonical(config: V41Config, group: str) -> int | None:

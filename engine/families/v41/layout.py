@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+from engine.cache.records.blocks import BlockRecord
 from engine.families.v41.config import V41Config
 from engine.families.v41.options import Options
+from engine.families.v41.records import entry_record, index_record, window_record
 from engine.layout import CacheGroup, GroupKind, Layout
 
 MAX_ROLLBACK = 8  # tokens; more than any published draft proposes
 WINDOW, HISTORY = "window", "engram_classes"
 _BYTES = {"float32": 4, "bfloat16": 2}
+_LINE = 16  # bytes
 
 
 def entry_group(ratio: int) -> str:
@@ -53,3 +57,22 @@ def v41_layout(config: V41Config, options: Options, dtype: str, block_tokens: in
     if config.engram:
         groups.append(rows(HISTORY, 1, config.engram.longest - 1, 1, "float32"))  # class numbers are exact in fp32
     return Layout(block, MAX_ROLLBACK, tuple(groups), options.replay(config.window))
+
+
+def record_layout(config: V41Config, options: Options, block_tokens: int) -> Layout:
+    """Layout for published records: FP8 window rows, FP4 entries and index keys. A block's records of any group are
+    whole lines of 16 bytes: kernels read them so."""
+    unit = _LINE // 4 * math.lcm(1, *config.schedule.ratios)  # an index key has 68 bytes
+    rows = v41_layout(config, options, "float32", -(-block_tokens // unit) * unit)
+    kinds: dict[str, BlockRecord] = {WINDOW: window_record(config.head_dim)}
+    for ratio in config.schedule.ratios:
+        kinds[entry_group(ratio)] = entry_record(config.head_dim)
+        kinds[index_group(ratio)] = index_record(config.index_dim)
+
+    def held(group: CacheGroup) -> CacheGroup:
+        record = kinds.get(group.name)
+        if record is None:
+            return group
+        return replace(group, record_bytes=record.bytes, dtype="uint8", record_version=record.version)
+
+    return replace(rows, groups=tuple(map(held, rows.groups)))

@@ -17,16 +17,15 @@ from engine.checkpoint.reader import Progress, Reader
 from engine.families.fields import refusal
 from engine.families.replay import is_over, resumed
 from engine.families.rotary import GrowingRope
-from engine.families.serving import refuse_records
 from engine.families.v4.ragged import check, ragged
 from engine.families.v41.attention import Attention, Shared
 from engine.families.v41.config import V41Config, parse
 from engine.families.v41.hashing import EngramHash
-from engine.families.v41.layout import HISTORY, v41_layout
+from engine.families.v41.layout import HISTORY, WINDOW, record_layout, v41_layout
 from engine.families.v41.memory import EngramMemory
 from engine.families.v41.names import upstream
 from engine.families.v41.normalise import load_classes
-from engine.families.v41.options import Options, parse_options
+from engine.families.v41.options import Options, parse_options, require_widths
 from engine.families.v41.recall import Recall
 from engine.families.v41.replay import kept_rows, query_rows, require_fit, upper_rows
 from engine.families.v41.weights import EngramWeights, Layer, V41Weights, build
@@ -50,8 +49,9 @@ def load(
     if batch_invariant and ops.device.type != "cpu":
         message, fix = f"V4.1 is not batch invariant on {ops.device}", "choose device=cpu or batch_invariant=False"
         raise CheckpointError(message, file=folder.path, item="batch_invariant", fix=fix)
-    refuse_records(ops, folder)
     config, options = parse(folder.config), parse_options(folder.config)
+    if ops.records:
+        require_widths(config)
     memory = _memory(folder, config, ops)
     weights = build(Reader(folder, upstream, progress, ops.device), config, ops, dtype)
     tables = [layer.engram.table for layer in weights.layers if layer.engram]
@@ -101,12 +101,16 @@ class V41:
         recall: Recall | None, dtype: torch.dtype, ops: Ops, block_tokens: int,
     ) -> None:  # fmt: skip
         self.config, self.options, self.weights, self.kernels = config, options, weights, ops.name
-        self.layout = v41_layout(config, options, str(dtype).removeprefix("torch."), block_tokens)
+        if ops.records:
+            self.layout = record_layout(config, options, block_tokens)
+        else:
+            self.layout = v41_layout(config, options, str(dtype).removeprefix("torch."), block_tokens)
         self.vocab_size, self.max_context_tokens = config.vocab_size, config.max_context_tokens
         self.eos_token_ids = config.eos_token_ids
         self.image_input = None if config.image_token is None else ImageInput(config.image_token, config.hidden)
         self.probe: Probe | None = None
-        self.captures = ops.captures and not options.fake_quantize and (memory is None or recall is not None)
+        rounds = options.fake_quantize and not ops.records
+        self.captures = ops.captures and not rounds and (memory is None or recall is not None)
         self._memory, self._recall, self._ops, self._csa2 = memory, recall, ops, csa2_ops(ops.name)
         self._attention = Attention(config, options, ops, self._csa2, dtype)
         self._main = GrowingRope(config.main_rope, config.rope_dim, device=ops.device)
@@ -222,9 +226,13 @@ class V41:
         if not asking.rows:
             self._attention.store(keys, index, keyed, cache)
             return
+        stored = cache.ring(WINDOW, index).takes_first(keyed, self.config.window)
+        if stored:
+            self._attention.store(keys, index, keyed, cache)
         pre, post, comb = csa2.hyper_mix(flow.x, site)
         attended, flow.shared = self._attention.attend(keys, layer, index, asking, cache, rope, flow.shared)
-        self._attention.store(keys, index, keyed, cache)
+        if not stored:
+            self._attention.store(keys, index, keyed, cache)
         flow.x = ops.hyper_post(flow.x, attended, post, comb)
         site = layer.mlp_site
         hidden = csa2.hyper_collapse(flow.x, pre, site.norm, site.norm_eps)

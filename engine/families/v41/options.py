@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.families.serving import flags
-from engine.families.v41.config import SWITCHES
+from engine.families.serving import flags, require_records
+from engine.families.v41.config import SWITCHES, V41Config
 from engine.layout import EXACT, ReplayPolicy
 
 
@@ -44,3 +44,8 @@ def parse_options(config: dict[str, Any]) -> Options:
     Raises CheckpointError naming the key.
     """
     return Options(**flags(config, SWITCHES, on=("encoder_replay",)))
+
+
+def require_widths(config: V41Config) -> None:
+    """Raises CheckpointError naming the key of config.json for which there are no published records."""
+    require_records({"head_dim": (config.head_dim, (512,)), "index_head_dim": (config.index_dim, (128,))})

@@ -41,10 +41,12 @@ RULES = (
          f"{_LEAST_ROWS} heads times tokens or more"),
     Rule("attention over chosen latents", "sparse_prefill.cu", "bf16 cache of 512 + 64 channels (V3.2), "
          f"{_LEAST_BLOCKS} tokens or more for every 64 heads"),
-    Rule("attention over all cached records", "dense_decode_fp8.cu", "kv_cache=records (V2, V3)"),
+    Rule("attention over all cached records", "dense_decode_fp8.cu", "kv_cache=records (V2, V3), "
+         f"{_LEAST_LAYER_ROWS} heads times tokens or more"),
     Rule("attention over chosen records", "sparse_decode.cu", "kv_cache=records (V3.2)"),
-    Rule("index scores and choice", "indexer_top_k.cu, mqa_logits.cu and top_k.cu", "kv_cache=records (V3.2): up to "
-         f"{_FUSED_TOKENS} tokens of a sequence or {_MOST_SCORES:,} scores at once are never written"),
+    Rule("index scores and choice", "indexer_top_k.cu, mqa_logits.cu and top_k.cu", "kv_cache=records (V3.2, V4): up "
+         f"to {_FUSED_TOKENS} tokens of a sequence or {_MOST_SCORES:,} scores at once are never written"),
+    Rule("attention over records of a window and entries", "sparse_decode.cu", "kv_cache=records (V4, V4.1)"),
     Rule("attention over a window and entries", "sparse_prefill.cu", "bf16 cache of 512 channels (V4, V4.1), "
          f"{_LEAST_BLOCKS} tokens or more for every 64 heads"),
     Rule("products of stored weights", "gemm_stream.cu, gemm_large.cu", "weights=stored: FP8 in squares of 128 or 32 "
@@ -71,7 +73,7 @@ def attends_densely(spec: MlaSpec, pages: Pages, rows: int) -> bool:
 
 def beats_the_chain(spec: MlaSpec, pages: Pages, rows: int) -> bool:
     """Whether a layer of few rows is faster with `dense_decode` than as a chain of kernels that begin early."""
-    return pages.are_records or (rows * spec.heads >= _LEAST_LAYER_ROWS and attends_densely(spec, pages, rows))
+    return rows * spec.heads >= _LEAST_LAYER_ROWS and attends_densely(spec, pages, rows)
 
 
 def attends_chosen(spec: MlaSpec, pages: Pages, rows: int) -> bool:

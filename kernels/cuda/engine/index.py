@@ -1,4 +1,4 @@
-"""V3.2's index keys as records on Hopper: mixed and cast into their pages, and each row's best by FP8 scores.
+"""Index keys of V3.2 and V4 as records on Hopper: mixed and cast into their pages, and each row's best by FP8 scores.
 
 Formats: reference/records.py. A row's choice is unique, whatever else is in the batch and by whichever kernels.
 """
@@ -42,6 +42,19 @@ def store_index_key(projected: Tensor, spec: IndexKeySpec, ragged: Ragged, pages
     )  # fmt: skip
 
 
+def store_mixed(keys: Tensor, mixing: IndexMixing, ragged: Ragged, pages: Pages) -> None:
+    """Write keys fp32 [windows, 128] as the entries of `ragged.windows[pages.rate]`: reference.storage.store_mixed."""
+    on, rows, scales = staged(ragged, keys.device), len(keys), pages.scales
+    assert scales is not None  # noqa: S101  narrows the type: keys that are records have them
+    sequences, windows = on.windows[pages.rate]
+    if rows:
+        _store_mixed[(triton.cdiv(rows, _ROWS),)](
+            keys, mixing.matrix, windows, sequences, on.tables, on.tables.stride(0), pages.storage,
+            pages.storage.stride(0), pages.offset, scales.storage, scales.storage.stride(0), scales.offset, rows,
+            ENTRIES=pages.entries, WIDTH=WIDTH, ROWS=_ROWS, **_cast(mixing), num_warps=8,
+        )  # fmt: skip
+
+
 def index_topk(
     queries: Tensor, projected: Tensor, spec: IndexerSpec, mixing: IndexMixing, ragged: Ragged, pages: Pages,
     rope: RopeTable,
@@ -58,6 +71,8 @@ def index_topk(
     )  # fmt: skip
     chosen = torch.empty(rows, spec.topk, dtype=torch.int32, device=queries.device)
     ends, columns = on.positions + 1, on.tables.shape[1] * pages.entries
+    if pages.rate > 1:
+        ends = ends // pages.rate
     for sequences, run in alike(ragged):
         part, own = slice(run.start, run.stop), slice(sequences.start, sequences.stop)
         given = MqaOperands(asked[part], shares[part], _keys(pages, on.tables[own]), ends[part])
@@ -124,10 +139,44 @@ def _store_keys(
     value = value * tl.load(norm + channel)[None, :] + tl.load(bias + channel)[None, :]
     value = turned_rows(value, positions, cosine, sine, row, live, ROWS, WIDTH, PAIRS)
     code, scale = _mixed(value, matrix, WIDTH, SCALE, LARGEST, FLOOR)
-    table = tables + tl.load(sequences + row, mask=live, other=0).to(tl.int64) * table_stride
+    sequence = tl.load(sequences + row, mask=live, other=0)
+    _place(
+        code, scale, at, sequence, live, tables, table_stride, storage, page_stride, offset, scales, scale_stride,
+        scale_offset, ENTRIES, WIDTH,
+    )  # fmt: skip
+
+
+@triton.jit
+def _store_mixed(
+    keys, matrix, windows, sequences, tables, table_stride, storage, page_stride, offset, scales, scale_stride,
+    scale_offset, rows, ENTRIES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, SCALE: tl.constexpr,
+    LARGEST: tl.constexpr, FLOOR: tl.constexpr,
+):  # fmt: skip
+    """ROWS keys as they are, mixed and cast, to their places."""
+    row, channel = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    sequence = tl.load(sequences + row, mask=row < rows, other=-1)
+    live = sequence >= 0
+    at = tl.load(windows + row, mask=live, other=0)
+    value = tl.load(keys + row[:, None] * WIDTH + channel[None, :], mask=live[:, None], other=0.0)
+    code, scale = _mixed(value, matrix, WIDTH, SCALE, LARGEST, FLOOR)
+    _place(
+        code, scale, at, sequence, live, tables, table_stride, storage, page_stride, offset, scales, scale_stride,
+        scale_offset, ENTRIES, WIDTH,
+    )  # fmt: skip
+
+
+@triton.jit
+def _place(
+    code, scale, at, sequence, live, tables, table_stride, storage, page_stride, offset, scales, scale_stride,
+    scale_offset, ENTRIES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Codes [rows, WIDTH] and scales of the entries `at` of their sequences."""
+    table = tables + sequence.to(tl.int64) * table_stride
     page = tl.load(table + at // ENTRIES, mask=live, other=0).to(tl.int64)
     target = storage + page * page_stride + offset + (at % ENTRIES) * WIDTH
-    tl.store(target[:, None] + channel[None, :], code.to(tl.uint8, bitcast=True), mask=live[:, None])
+    tl.store(
+        target[:, None] + tl.arange(0, WIDTH)[None, :], code.to(tl.uint8, bitcast=True), mask=live[:, None]
+    )  # fmt: skip
     tl.store(scales + page * scale_stride + scale_offset + at % ENTRIES, scale, mask=live)
 
 

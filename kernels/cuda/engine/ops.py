@@ -7,12 +7,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from kernels.cuda.engine import domain, scaled
-from kernels.cuda.engine.attend import attend
+from kernels.cuda.engine.attend import attend, attend_invariant
 from kernels.cuda.engine.choice import index_topk, route, route_groups, route_invariant
 from kernels.cuda.engine.index import store_index_key
 from kernels.cuda.engine.latent import attend_latent, attend_latent_invariant
 from kernels.cuda.engine.mla_layer import linear, mla_layer
-from kernels.cuda.engine.records import store_latent
+from kernels.cuda.engine.records import compress, store_latent
+from kernels.cuda.engine.window_records import store_rows
 from kernels.operands import ExpertBank
 from kernels.reference.scaled import ScaledExperts
 from kernels.triton.engine.invariant import layer_with
@@ -32,8 +33,10 @@ OPS = replace(
     expands=domain.expands,
     linear=linear,
     experts=experts,
+    compress=compress,
     index_topk=index_topk,
     attend=attend,
+    store_rows=store_rows,
     route=route,
     store_latent=store_latent,
     store_index_key=store_index_key,
@@ -42,12 +45,14 @@ OPS = replace(
     mla_layer=mla_layer,
 )
 
-# As `OPS`, and no row's bits depend on its batch. Attention over a window stays Triton's: by name, mixtures of what was
-# there before a batch and of what came with it are rounded each on its own.
+# As `OPS`, and no row's bits depend on its batch.
 INVARIANT = replace(
     TRITON_INVARIANT,
     name="cuda",
+    compress=compress,
     index_topk=index_topk,
+    attend=attend_invariant,
+    store_rows=store_rows,
     route=route_invariant,
     store_latent=store_latent,
     store_index_key=store_index_key,

@@ -17,18 +17,34 @@ def compress(
     projected: Tensor, spec: CompressorSpec, ragged: Ragged, ring: Ring, pages: Pages, rope: RopeTable
 ) -> None:
     """As reference.compress.compress."""
+    place = (pages.storage, pages.storage.stride(0), pages.offset)
+    _launch(projected, spec, ragged, ring, rope, place, pages.entries)
+    store_rows(projected, spec.column, ragged, ring)
+
+
+def compressed(projected: Tensor, spec: CompressorSpec, ragged: Ragged, ring: Ring, rope: RopeTable) -> Tensor:
+    """The same, but for where entries go: fp32 [windows, width]. Those of nobody's windows are not written."""
+    out = projected.new_empty(len(staged(ragged, projected.device).windows[spec.rate][0]), spec.width)
+    _launch(projected, spec, ragged, ring, rope, (out, out.stride(0), 0), 0)
+    store_rows(projected, spec.column, ragged, ring)
+    return out
+
+
+def _launch(
+    projected: Tensor, spec: CompressorSpec, ragged: Ragged, ring: Ring, rope: RopeTable,
+    place: tuple[Tensor, int, int], entries: int,
+) -> None:  # fmt: skip
+    """Entries go to `place`: storage, elements of one of its rows, and the first; `entries` of a page, 0: one a row."""
     on = staged(ragged, projected.device)
     sequence, window = on.windows[spec.rate]
     if len(sequence):
         _compress[(len(sequence),)](
             projected, projected.stride(0), sequence, window, on.starts, on.context, on.slots, on.tables,
-            on.tables.stride(0), ring.storage, ring.storage.stride(0), ring.offset, pages.storage,
-            pages.storage.stride(0), pages.offset, spec.bias, spec.norm, rope.cos, rope.sin, spec.norm_eps,
-            COLUMN=spec.column, CAPACITY=ring.capacity, ENTRIES=pages.entries, RATE=spec.rate, WIDTH=spec.width,
-            PAIRS=rope.cos.shape[1], PARTS=2 if spec.overlap else 1, WIDE=triton.next_power_of_2(spec.width),
-            num_warps=4,
+            on.tables.stride(0), ring.storage, ring.storage.stride(0), ring.offset, *place, spec.bias, spec.norm,
+            rope.cos, rope.sin, spec.norm_eps, COLUMN=spec.column, CAPACITY=ring.capacity, ENTRIES=entries,
+            RATE=spec.rate, WIDTH=spec.width, PAIRS=rope.cos.shape[1], PARTS=2 if spec.overlap else 1,
+            WIDE=triton.next_power_of_2(spec.width), num_warps=4,
         )  # fmt: skip
-    store_rows(projected, spec.column, ragged, ring)
 
 
 def pool(projected: Tensor, spec: PoolSpec, ragged: Ragged, ring: Ring | None) -> Tensor:
@@ -115,8 +131,11 @@ def _compress(
         entry = tl.where(channel < WIDTH, mixed / total, 0.0)
         at = (window * RATE).to(tl.int64)
         entry = turned(normed(entry, norm, channel, eps, WIDTH), at, cosine, sine, channel, 1.0, WIDTH, PAIRS, WIDE)
-        page = tl.load(tables + sequence * table_stride + window // ENTRIES).to(tl.int64)
-        target = storage + page * page_stride + offset + (window % ENTRIES) * WIDTH + channel
+        if ENTRIES == 0:
+            target = storage + done.to(tl.int64) * page_stride + channel
+        else:
+            page = tl.load(tables + sequence * table_stride + window // ENTRIES).to(tl.int64)
+            target = storage + page * page_stride + offset + (window % ENTRIES) * WIDTH + channel
         tl.store(target, entry.to(storage.dtype.element_ty), mask=channel < WIDTH)
 
 

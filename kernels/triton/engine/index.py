@@ -13,6 +13,7 @@ from kernels.operands import IndexerSpec, IndexKeySpec, Pages, Ragged, RopeTable
 from kernels.reference.top_k import top_k
 from kernels.staging import staged
 from kernels.triton.engine.rows import turned
+from kernels.triton.scaling import e2m1_values
 
 _KEYS = 64
 TopK: TypeAlias = Callable[[Tensor, int, Tensor | None], Tensor]
@@ -54,7 +55,7 @@ def score_entries(
     _score[(rows, triton.cdiv(scores.shape[1], _KEYS))](
         heads, weights, weights.stride(0), on.positions, on.sequences, on.tables, on.tables.stride(0), pages.storage,
         pages.storage.stride(0), pages.offset, scores, scores.stride(0), width**-0.5, count**-0.5, HEADS=count,
-        WIDTH=width, ENTRIES=pages.entries, RATE=pages.rate, KEYS=_KEYS,
+        WIDTH=width, ENTRIES=pages.entries, RATE=pages.rate, KEYS=_KEYS, RECORD=pages.width if pages.are_records else 0,
         BLOCK=max(16, triton.next_power_of_2(count)), WIDE=max(16, triton.next_power_of_2(width)), num_warps=8,
     )  # fmt: skip
     return scores, (on.positions + 1) // pages.rate
@@ -86,9 +87,10 @@ def _turn_heads(
 def _score(
     heads, weights, stride, positions, sequences, tables, table_stride, storage, page_stride, offset, scores,
     score_stride, key_scale, head_scale, HEADS: tl.constexpr, WIDTH: tl.constexpr, ENTRIES: tl.constexpr,
-    RATE: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    RATE: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, RECORD: tl.constexpr,
 ):  # fmt: skip
-    """Scores of KEYS entries for one row; those it cannot see are left as they are."""
+    """Scores of KEYS entries for one row; those it cannot see are left as they are. RECORD: bytes of a key of WIDTH
+    E2M1 codes and a scale for 32 of them; 0: keys are numbers."""
     row, entry = tl.program_id(0).to(tl.int64), tl.program_id(1) * KEYS + tl.arange(0, KEYS)
     visible = (tl.load(positions + row) + 1) // RATE
     if tl.program_id(1) * KEYS < visible:
@@ -99,8 +101,15 @@ def _score(
         share = tl.load(weights + row * stride + head, mask=head < HEADS, other=0.0) * head_scale
         table = tables + tl.load(sequences + row).to(tl.int64) * table_stride
         page = tl.load(table + entry // ENTRIES, mask=inside, other=0).to(tl.int64)
-        places = storage + page * page_stride + offset + (entry % ENTRIES) * WIDTH
-        keys = tl.load(places[:, None] + channel[None, :], mask=inside[:, None] & wide, other=0.0).to(tl.float32)
+        places = storage + page * page_stride + offset + (entry % ENTRIES) * (RECORD if RECORD > 0 else WIDTH)
+        seen = inside[:, None] & wide
+        if RECORD > 0:
+            code = tl.load(places[:, None] + (channel // 2)[None, :], mask=seen, other=0).to(tl.int32)
+            stored = tl.load(places[:, None] + (WIDTH // 2 + channel // 32)[None, :], mask=seen, other=0).to(tl.int32)
+            code = (code >> (channel % 2 * 4)[None, :]) & 15
+            keys = e2m1_values(code) * (stored << 23).to(tl.float32, bitcast=True)
+        else:
+            keys = tl.load(places[:, None] + channel[None, :], mask=seen, other=0.0).to(tl.float32)
         dots = tl.dot(asked, tl.trans(keys), input_precision="tf32x3") * key_scale
         found = tl.sum(tl.maximum(dots, 0.0) * share[:, None], 0)
         tl.store(scores + row * score_stride + entry, found, mask=inside)

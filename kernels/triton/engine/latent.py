@@ -1,6 +1,7 @@
 """Latent attention on a GPU: rows that are cached, queries over the paged latents split over keys, and their mixture.
 
-A row with a negative position belongs to nobody: nothing of it is cached and its mixture is 0.
+A row with a negative position belongs to nobody: nothing of it is cached and its mixture is 0. Cached rows are numbers
+of one type, or published records.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from kernels.operands import MlaSpec, Pages, Ragged, RopeTable, Selection
 from kernels.reference.linear import Dense
 from kernels.staging import staged
 from kernels.triton.engine.chained import LAUNCH, chain, follow
+from kernels.triton.engine.latent_records import RECORD, get_latents, put_latent
 from kernels.triton.engine.linear import rounded
 
 _PROGRAMS = 264  # two for each multiprocessor of an H200
@@ -36,9 +38,9 @@ def store_latent(projected: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages,
 
 def absorb(queries: Tensor, projected: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
     """`store_latent` of `projected`, and queries [rows, >= heads * (nope + rope)] -> [rows, heads, rank + rope]: in the
-    latents' space, and rotated, in the cache's type."""
+    latents' space, and rotated, in the cache's type; bf16 over records."""
     rows, on = len(queries), staged(ragged, queries.device)
-    out = torch.empty(rows, spec.heads, spec.rank + spec.rope, dtype=pages.storage.dtype, device=queries.device)
+    out = torch.empty(rows, spec.heads, spec.rank + spec.rope, dtype=_mixed_type(pages), device=queries.device)
     tile = min(triton.next_power_of_2(spec.rank), 128)
     _absorb[(triton.cdiv(spec.rank, tile), spec.heads + 1, rows)](
         queries, queries.stride(0), spec.absorb.matrix, projected, projected.stride(0), spec.norm, on.positions,
@@ -46,9 +48,13 @@ def absorb(queries: Tensor, projected: Tensor, spec: MlaSpec, ragged: Ragged, pa
         rope.sin, spec.norm_eps, out, HEADS=spec.heads, NOPE=spec.nope, RANK=spec.rank, PAIRS=spec.rope // 2,
         COLUMN=spec.column, ENTRIES=pages.entries, TILE=tile, STILL=triton.next_power_of_2(spec.nope),
         WIDE=triton.next_power_of_2(spec.rank), PAIRED=triton.next_power_of_2(spec.rope // 2),
-        ROUNDS=spec.absorb.rounds, num_warps=4, **LAUNCH,
+        ROUNDS=spec.absorb.rounds, RECORDS=pages.are_records, num_warps=4, **LAUNCH,
     )  # fmt: skip
     return out
+
+
+def _mixed_type(pages: Pages) -> torch.dtype:
+    return torch.bfloat16 if pages.are_records else pages.storage.dtype
 
 
 def rotated(absorbed: Tensor, turning: Tensor, spec: MlaSpec, ragged: Ragged, rope: RopeTable) -> Tensor:
@@ -78,8 +84,8 @@ def attend(
     rows, on = len(query), staged(ragged, query.device)
     keys = on.tables.shape[1] * pages.entries if selection is None else selection.entries.shape[1]
     parts = parts or splits_of(rows, spec.heads, keys, _LEAST_KEYS)
-    narrow = pages.storage.dtype == torch.bfloat16
-    mixed = torch.empty(rows, spec.heads, parts, spec.rank, dtype=pages.storage.dtype, device=query.device)
+    narrow = _mixed_type(pages) == torch.bfloat16
+    mixed = torch.empty(rows, spec.heads, parts, spec.rank, dtype=_mixed_type(pages), device=query.device)
     weights = torch.empty(rows, spec.heads, parts, device=query.device)
     chosen = on.positions if selection is None else selection.entries
     _attend[(rows, parts, triton.cdiv(spec.heads, _HEADS))](
@@ -88,7 +94,8 @@ def attend(
         chosen.stride(0), mixed, weights, spec.scale * 1.4426950408889634, HEADS=spec.heads, RANK=spec.rank,
         TURNED=spec.rope, ENTRIES=pages.entries, BLOCK=_HEADS, KEYS=_TILE_KEYS if narrow else 16,
         WIDE=triton.next_power_of_2(spec.rank), ROPED=max(16, triton.next_power_of_2(spec.rope)),
-        SELECTED=selection is not None, NARROW=narrow, num_warps=_WARPS, num_stages=2, **LAUNCH,
+        SELECTED=selection is not None, NARROW=narrow, RECORDS=pages.are_records, num_warps=_WARPS,
+        num_stages=2, **LAUNCH,
     )  # fmt: skip
     return mixed, weights
 
@@ -143,7 +150,7 @@ def _store_latent(
     row = tl.program_id(0).to(tl.int64)
     _store_row(
         projected + row * stride + COLUMN, norm, tl.load(positions + row), sequences + row, tables, table_stride,
-        storage, page_stride, offset, cosine, sine, eps, ENTRIES, RANK, PAIRS, WIDE, PAIRED,
+        storage, page_stride, offset, cosine, sine, eps, ENTRIES, RANK, PAIRS, WIDE, PAIRED, False,
     )  # fmt: skip
 
 
@@ -151,23 +158,28 @@ def _store_latent(
 def _store_row(
     source, norm, at, sequence, tables, table_stride, storage, page_stride, offset, cosine, sine, eps,
     ENTRIES: tl.constexpr, RANK: tl.constexpr, PAIRS: tl.constexpr, WIDE: tl.constexpr, PAIRED: tl.constexpr,
+    RECORDS: tl.constexpr,
 ):  # fmt: skip
     """One row's latent, normed, and its key, rotated, to their place."""
     if at >= 0:
         page = tl.load(tables + tl.load(sequence).to(tl.int64) * table_stride + at // ENTRIES).to(tl.int64)
-        target = storage + page * page_stride + offset + (at % ENTRIES) * (RANK + 2 * PAIRS)
+        begin = storage + page * page_stride + offset
         channel, pair = tl.arange(0, WIDE), tl.arange(0, PAIRED)
         value = tl.load(source + channel, mask=channel < RANK, other=0.0)
         value *= tl.rsqrt(tl.sum(value * value, 0) / RANK + eps)
         value *= tl.load(norm + channel, mask=channel < RANK, other=0.0)
-        tl.store(target + channel, value.to(storage.dtype.element_ty), mask=channel < RANK)
+        if RECORDS:
+            key = put_latent(begin + (at % ENTRIES) * RECORD, value) + 2 * pair
+        else:
+            target = begin + (at % ENTRIES) * (RANK + 2 * PAIRS)
+            tl.store(target + channel, value.to(storage.dtype.element_ty), mask=channel < RANK)
+            key = target + RANK + 2 * pair
         even = tl.load(source + RANK + 2 * pair, mask=pair < PAIRS, other=0.0)
         odd = tl.load(source + RANK + 2 * pair + 1, mask=pair < PAIRS, other=0.0)
         c = tl.load(cosine + at.to(tl.int64) * PAIRS + pair, mask=pair < PAIRS, other=0.0)
         s = tl.load(sine + at.to(tl.int64) * PAIRS + pair, mask=pair < PAIRS, other=0.0)
-        key = target + RANK + 2 * pair
-        tl.store(key, (even * c - odd * s).to(storage.dtype.element_ty), mask=pair < PAIRS)
-        tl.store(key + 1, (even * s + odd * c).to(storage.dtype.element_ty), mask=pair < PAIRS)
+        tl.store(key, (even * c - odd * s).to(key.dtype.element_ty), mask=pair < PAIRS)
+        tl.store(key + 1, (even * s + odd * c).to(key.dtype.element_ty), mask=pair < PAIRS)
 
 
 @triton.jit
@@ -201,7 +213,7 @@ def _absorb(
     queries, stride, matrix, projected, projected_stride, norm, positions, sequences, tables, table_stride, storage,
     page_stride, offset, cosine, sine, eps, out, HEADS: tl.constexpr, NOPE: tl.constexpr,
     RANK: tl.constexpr, PAIRS: tl.constexpr, COLUMN: tl.constexpr, ENTRIES: tl.constexpr, TILE: tl.constexpr,
-    STILL: tl.constexpr, WIDE: tl.constexpr, PAIRED: tl.constexpr, ROUNDS: tl.constexpr,
+    STILL: tl.constexpr, WIDE: tl.constexpr, PAIRED: tl.constexpr, ROUNDS: tl.constexpr, RECORDS: tl.constexpr,
 ):  # fmt: skip
     """TILE channels of one head's query in the latents' space; a head's first program also rotates its rest. The first
     program behind the heads caches the row."""
@@ -224,21 +236,26 @@ def _absorb(
     elif tile == 0:
         _store_row(
             projected + row * projected_stride + COLUMN, norm, at, sequences + row, tables, table_stride, storage,
-            page_stride, offset, cosine, sine, eps, ENTRIES, RANK, PAIRS, WIDE, PAIRED,
+            page_stride, offset, cosine, sine, eps, ENTRIES, RANK, PAIRS, WIDE, PAIRED, RECORDS,
         )  # fmt: skip
 
 
 @triton.jit
 def _tile(
     storage, table, page_stride, offset, number, inside, channel, turned, other, roped, ENTRIES: tl.constexpr,
-    RANK: tl.constexpr, TURNED: tl.constexpr,
+    RANK: tl.constexpr, TURNED: tl.constexpr, RECORDS: tl.constexpr,
 ):  # fmt: skip
     """Latents and keys of the rows `number` that are `inside`; `other` and `roped` of the others."""
     page = tl.load(table + number // ENTRIES, mask=inside, other=0).to(tl.int64)
-    places = storage + page * page_stride + offset + (number % ENTRIES) * (RANK + TURNED)
-    wide, narrow = inside[:, None] & (channel < RANK)[None, :], inside[:, None] & (turned < TURNED)[None, :]
-    cached = tl.load(places[:, None] + channel[None, :], mask=wide, other=other)
-    return cached, tl.load(places[:, None] + RANK + turned[None, :], mask=narrow, other=roped)
+    begin = storage + page * page_stride + offset
+    narrow = inside[:, None] & (turned < TURNED)[None, :]
+    if RECORDS:
+        cached, key = get_latents(begin + (number % ENTRIES) * RECORD, inside, other)
+    else:
+        places = begin + (number % ENTRIES) * (RANK + TURNED)
+        wide = inside[:, None] & (channel < RANK)[None, :]
+        cached, key = tl.load(places[:, None] + channel[None, :], mask=wide, other=other), places + RANK
+    return cached, tl.load(key[:, None] + turned[None, :], mask=narrow, other=roped)
 
 
 @triton.jit
@@ -259,7 +276,7 @@ def _attend(
     query, positions, contexts, sequences, tables, table_stride, storage, page_stride, offset, chosen, counts,
     chosen_stride, mixed, weights, scale, HEADS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr,
     ENTRIES: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, WIDE: tl.constexpr, ROPED: tl.constexpr,
-    SELECTED: tl.constexpr, NARROW: tl.constexpr,
+    SELECTED: tl.constexpr, NARROW: tl.constexpr, RECORDS: tl.constexpr,
 ):  # fmt: skip
     """BLOCK heads of one row over one part of its keys. The plan of the batch and rows cached before it are nobody's
     result: the first tile of them is asked for before the kernels ahead have ended."""
@@ -281,17 +298,18 @@ def _attend(
     if SELECTED:
         number = tl.load(chosen + row * chosen_stride + number, mask=inside, other=0)
         cached, roped = _tile(
-            storage, table, page_stride, offset, number, inside, channel, turned, 0.0, 0.0, ENTRIES, RANK, TURNED
+            storage, table, page_stride, offset, number, inside, channel, turned, 0.0, 0.0, ENTRIES, RANK,
+            TURNED, RECORDS,
         )  # fmt: skip
     else:
         old = inside & (number < tl.load(contexts + sequence))
         cached, roped = _tile(
-            storage, table, page_stride, offset, number, old, channel, turned, 0.0, 0.0, ENTRIES, RANK, TURNED
-        )
+            storage, table, page_stride, offset, number, old, channel, turned, 0.0, 0.0, ENTRIES, RANK, TURNED, RECORDS
+        )  # fmt: skip
         chain()
         cached, roped = _tile(
             storage, table, page_stride, offset, number, inside & ~old, channel, turned, cached, roped, ENTRIES, RANK,
-            TURNED,
+            TURNED, RECORDS,
         )  # fmt: skip
     start = query + (row * HEADS + head[:, None]) * (RANK + TURNED)
     present = (head < HEADS)[:, None]
@@ -308,7 +326,8 @@ def _attend(
         if SELECTED:
             number = tl.load(chosen + row * chosen_stride + number, mask=inside, other=0)
         cached, roped = _tile(
-            storage, table, page_stride, offset, number, inside, channel, turned, 0.0, 0.0, ENTRIES, RANK, TURNED
+            storage, table, page_stride, offset, number, inside, channel, turned, 0.0, 0.0, ENTRIES, RANK,
+            TURNED, RECORDS,
         )  # fmt: skip
         most, total, sums = _fold(most, total, sums, latent, key, cached, roped, inside, scale)
     found = total > 0

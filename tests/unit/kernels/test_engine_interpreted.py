@@ -9,7 +9,9 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("checks", ["engine_interpreted", "engine_hopper", "engine_records"])
+@pytest.mark.parametrize(
+    "checks", ["engine_interpreted", "engine_hopper", "engine_records", "window_records", "chain_records"]
+)
 def test_operators_equal_the_reference_in_tritons_interpreter(checks: str) -> None:
     pytest.importorskip("triton", reason="triton comes with the extras 'dev' and 'gpu'")
     # In a process of its own: triton decides when it is imported whether it interprets.

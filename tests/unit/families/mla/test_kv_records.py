@@ -8,15 +8,14 @@ import pytest
 import torch
 
 from engine.checkpoint.errors import CheckpointError
+from engine.checkpoint.folder import Folder
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import InvalidParameter
-from engine.families import open_family
+from engine.families.inventory import read_model
 from engine.families.mla.records import latent_fp8
 from engine.families.mla.tiny import TinySpec, write_tiny
-from engine.families.tiny import write
 from engine.requests import PrefillRequest
-from kernels import choose
 from tests.support.driving import GREEDY, handoff, run, tokens_of, whole
 
 WIDE = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_hidden_layers": 2}
@@ -99,10 +98,10 @@ def test_widths_that_no_record_has_are_refused(changes: dict[str, int], named: s
         opened(written("v32", tmp_path, **changes))
 
 
-@pytest.mark.parametrize("family", ["v4", "v41"])
-def test_families_without_them_are_refused(family: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"kv_cache.*choose kv_cache=rows"):
-        open_family(write(family, tmp_path / "model"), torch.float32, False, choose("reference", records=True))
+@pytest.mark.parametrize("family", ["v3", "v32"])
+def test_what_is_counted_before_a_start_is_what_a_start_caches(family: str, tmp_path: Path) -> None:
+    folder = written(family, tmp_path)
+    assert read_model(Folder(folder).config).facts.record_layout(16) == opened(folder).model.layout
 
 
 def test_an_unknown_cache_is_refused() -> None:
