@@ -30,7 +30,7 @@ class WorkerSettings(ServiceSettings):
     )
     kv_cache: Literal["rows", "records"] = Field(
         "rows",
-        description="records: KV is cached, handed on and stored as published (FP8), at half the bytes; V2 to V3.2",
+        description="records: KV is cached, handed on and stored as published (FP8, FP4), at half the bytes or less",
     )
     device: str = Field(
         "cpu",
