@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,6 +40,20 @@ def check(settings: SettingsT, own: Preflight[SettingsT]) -> None:
     if settings.instance:
         claim_name(f"{settings.service_name()}/{settings.instance}")
     own(settings)
+
+
+def memory(wanted_mb: Mapping[str, int]) -> None:
+    """What settings ask for, in MiB, is no more than this machine has.
+
+    Raises:
+        StartError: it is more; names the setting that asks for most.
+    """
+    have_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    asked_mb = sum(wanted_mb.values())
+    if asked_mb > have_mb:
+        field = max(wanted_mb, key=lambda name: wanted_mb[name])
+        fix = f"use at most {max(0, have_mb - asked_mb + wanted_mb[field]):,}"
+        raise StartError(f"{asked_mb:,} MiB are asked for, this machine has {have_mb:,}", field=field, fix=fix)
 
 
 def _doors(settings: ServiceSettings) -> None:

@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+from fabric import preflight
 from fabric.errors import StartError
 from fabric.kvlink import check_link
 from services.kvstore.index import open_index
@@ -17,6 +18,7 @@ from services.kvstore.settings import KvStoreSettings
 def check(settings: KvStoreSettings) -> None:
     """Raises StartError where a setting cannot be met; names it and the fix. Contacts no index and makes no file."""
     check_link(settings.transport)
+    preflight.memory({"memory_mb": settings.memory_mb, "landing_mb": settings.landing_mb})
     open_index(settings.index.get_secret_value(), settings.index_ttl_s, time.monotonic)
     if settings.nvme_dir is not None:
         _check_folder(settings.nvme_dir)

@@ -9,6 +9,7 @@ from engine.checkpoint.errors import CheckpointError
 from engine.config import TooLittleMemory
 from engine.errors import EngineError
 from engine.openable import check_openable
+from fabric import preflight
 from fabric.errors import StartError
 from fabric.kvlink import check_link
 from kernels import DeviceError, KernelError
@@ -26,6 +27,8 @@ _SETTINGS: Mapping[str, str] = {
 def check(settings: WorkerSettings) -> None:
     """Raises StartError where the model, a setting or the transport cannot be used; names it and the fix."""
     check_link(settings.transport)
+    cached_mb = settings.kv_memory_mb if settings.device == "cpu" else 0
+    preflight.memory({"kv_memory_mb": cached_mb, "landing_mb": settings.landing_mb})
     with refusals():
         check_openable(settings.engine_config())
 
