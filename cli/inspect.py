@@ -14,8 +14,10 @@ from cli.console import out
 from cli.engine_call import call_engine
 from cli.sizes import size_of
 from engine.sizes import MIB
+from fabric.errors import InvalidArgument
 
 _TIMEOUT_S = 300.0
+_OPTIONS = ("tp", "ep", "memory", "sequences")
 _SCALES = (1e12, 1e9, 1e6, 1e3)
 
 
@@ -41,9 +43,18 @@ def inspect(options: InspectOptions) -> int:
     for option, values in (("--tp", options.tensor), ("--ep", options.expert), ("--memory", sizes)):
         arguments += [option, *map(str, values)] if values else []
     arguments += ["--sequences", str(options.sequences)]
-    report = call_engine("engine.inspect", *arguments, "--", str(options.checkpoint.absolute()), timeout_s=_TIMEOUT_S)
+    report = _asked("engine.inspect", *arguments, "--", str(options.checkpoint.absolute()))
     out.print_json(json.dumps(report)) if options.as_json else out.print(render(report))
     return 1 if report["problems"] else 0
+
+
+def _asked(*command: str) -> dict[str, Any]:
+    """The engine's report. Raises as `call_engine`; what is wrong with an option is called as it was typed."""
+    try:
+        return call_engine(*command, timeout_s=_TIMEOUT_S)
+    except InvalidArgument as error:
+        field = f"--{error.field}" if error.field in _OPTIONS else error.field
+        raise InvalidArgument(error.message, field=field, fix=error.fix) from error
 
 
 def render(report: dict[str, Any]) -> RenderableType:

@@ -20,6 +20,7 @@ from cli.up import UpOptions
 from cli.up import up as run_up
 from engine.families import registry
 from engine.sizes import GIB, MIB
+from fabric.errors import InvalidArgument
 
 NANO = Path(__file__).resolve().parent.parent / "models" / "nano"
 HTTP_PORT = 8000
@@ -102,6 +103,9 @@ def doctor(
     ] = "",
 ) -> int:
     """Check this machine, and what runs, and say how to fix what is missing. Exit code 1 when something fails."""
+    if transport and not discovery:
+        fix = "give --discovery as well: your own stacks' transports are known"
+        raise InvalidArgument("nobody is asked about it", field="--transport", fix=fix)
     found = running.of_discovery(discovery, transport) if discovery else running.here()
     return run_doctor(
         {

@@ -15,7 +15,7 @@ from cli.console import silent_logs
 from cli.doctor import Check, Finding, Health
 from cli.runtime import StackRecord
 from fabric.discovery import open_discovery
-from fabric.errors import Unavailable
+from fabric.errors import StartError, Unavailable
 from fabric.kvlink.lanes import Expectation, kinds
 from protos.deepinfer.v1 import (
     decode_pb2,
@@ -31,6 +31,7 @@ from protos.deepinfer.v1 import (
 _ANSWER_S = 2.0
 _DISCOVERY_S = 5.0
 # Until something was pushed nobody has chosen a lane.
+_TRANSPORTS = ("ucx", "tcp", "inproc")
 _NO_LANE = ("", "unconnected")
 
 
@@ -63,11 +64,14 @@ def of_stacks(stacks: Iterable[StackRecord]) -> list[Running]:
 def of_discovery(url: str, transport: str) -> list[Running]:
     """The services that discovery names, all of which should move KV with `transport`.
 
-    Raises StartError for a wrong URL, Unavailable where discovery does not answer.
+    Raises StartError for a wrong URL, Unavailable where discovery does not answer; both name the option.
     """
-    _expected(transport)
-    with silent_logs():
-        return asyncio.run(_members(url, transport))
+    try:
+        _require_transport(transport)
+        with silent_logs():
+            return asyncio.run(_members(url, transport))
+    except (StartError, Unavailable) as error:
+        raise type(error)(error.message, field=f"--{error.field.removeprefix('--')}", fix=error.fix) from error
 
 
 def checks(running: Iterable[Running]) -> dict[str, Check]:
@@ -116,6 +120,14 @@ _SERVICES: dict[str, Callable[[Running], Finding]] = {
     "kvstore": partial(_worker, kvstore_pb2_grpc.KvStoreServiceStub, kvstore_pb2.KvStoreServiceInfoRequest),
     "recipe": _recipe,
 }
+
+
+def _require_transport(url: str) -> None:
+    """Raises StartError for what no service could move KV with. An empty one stands for none that is expected."""
+    if url and urlsplit(url).scheme not in _TRANSPORTS:
+        fix = "use ucx://, such as ucx://?expect=rdma, or tcp://host:port"
+        raise StartError(f"no KV transport for {url!r}", field="transport", fix=fix)
+    _expected(url)
 
 
 def _expected(transport: str) -> Expectation:

@@ -52,6 +52,10 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     try:
         folder = write(given.family, given.folder, given.seed, given.quantized)
+    except OSError as error:
+        message, fix = f"cannot write in {given.folder}: {error.strerror}", "name a folder that is writable"
+        json.dump({"error": {"field": "folder", "message": message, "fix": fix}}, sys.stdout)
+        return 1
     except EngineError as error:
         json.dump({"error": {"field": error.field, "message": error.message, "fix": error.fix}}, sys.stdout)
         return 1

@@ -26,3 +26,18 @@ def test_a_wrong_value_is_told_in_our_words(arguments, says):
     ended = CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "TERM": "dumb"})
     assert ended.exit_code == 2
     assert says in ended.output and "Input should" not in ended.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("doctor", "--transport", "ucx://"), "--transport: nobody is asked about it"),
+        (("doctor", "--discovery", "memory://", "--transport", "pigeon"), "--transport: no KV transport for 'pigeon'"),
+        (("doctor", "--discovery", "pigeon"), "--discovery: no discovery backend for 'pigeon'"),
+        (("kv", "list", "--discovery", "pigeon"), "--discovery: no discovery backend for 'pigeon'"),
+    ],
+)
+def test_what_an_option_cannot_mean_is_told_by_the_options_name(arguments, says):
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code == 1
+    assert f"error: {says}" in ended.output

@@ -102,3 +102,14 @@ def test_a_memory_without_its_unit_is_refused_with_the_unit_that_was_meant():
     refused = run("inspect", "model", "--memory", "80")
     assert refused.exit_code == 1
     assert "--memory" in refused.output and "80GB" in refused.output
+
+
+def test_an_option_that_the_engine_refuses_is_called_as_it_was_typed(tiny_folder):
+    refused = run("inspect", tiny_folder("v3"), "--tp", "3")
+    assert refused.exit_code == 1 and "--tp: 3 does not divide" in refused.output
+
+
+def test_a_tiny_checkpoint_that_cannot_be_written_is_told_in_a_line(tmp_path):
+    (tmp_path / "file").write_text("x")
+    refused = run("make-tiny", "v3", tmp_path / "file" / "model")
+    assert refused.exit_code == 1 and "error: folder: cannot write" in refused.output and "Trace" not in refused.output
