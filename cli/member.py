@@ -65,15 +65,16 @@ class Member:
         if self.state is not State.FAILED:
             self._enter(State.DRAINING, now)
 
-    def ended(self, now: float, reason: str) -> None:
-        """Its process is gone: stopped as asked, or to be restarted after a backoff, or failed for good."""
+    def ended(self, now: float, reason: str, hopeless: bool = False) -> None:
+        """Its process is gone: stopped as asked, or to be restarted after a backoff, or failed for good, as it has
+        where it is hopeless."""
         if self.state is State.DRAINING:
             self._enter(State.STOPPED, now)
             return
         self.reason = reason
         served_s = now - self.since if self.state is State.SERVING else None
         delay_s = self._restarts.delay_s(served_s, self._served_before)
-        if delay_s is None:
+        if delay_s is None or hopeless:
             self._enter(State.FAILED, now)
             return
         self._retry_at = now + delay_s

@@ -10,6 +10,8 @@ from pathlib import Path
 from cli import backends, cores, keeping, ports, probes
 from cli.task import Task
 
+# How a service ends that refuses its settings, before anything else.
+_WRONG_SETTINGS = "exit code 2"
 _SALT = "DEEPINFER_GATEWAY_SALT_SECRET"
 
 
@@ -101,6 +103,7 @@ class _House:
             needs=("etcd", "redis"),
             drain_rank=1,
             alive=probes.still_healthy,
+            hopeless=(_WRONG_SETTINGS,),
         )
 
     def _ready(self, name: str) -> Path:

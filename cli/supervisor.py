@@ -154,7 +154,7 @@ class Supervisor:
         if one.process is not None:
             one.process.kill()  # what it may have left in its group
         one.process, one.endpoints = None, Endpoints()
-        one.member.ended(self._clock(), reason)
+        one.member.ended(self._clock(), reason, hopeless=reason in one.task.hopeless)
 
     async def _stop(self, one: Supervised, grace_s: float) -> None:
         one.member.drained(self._clock())

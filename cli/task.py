@@ -27,6 +27,7 @@ class Task:
     probe: answers where the process serves, or None while it does not; must return within a second or so.
     drain_rank: tasks of a lower rank are stopped, and gone, before those of a higher one are told to stop.
     alive: answers within a second or so whether a process that served there still does; None: only its end counts.
+    hopeless: ways to end, such as "exit code 2", after which another start would end so, too.
     """
 
     name: str
@@ -38,3 +39,4 @@ class Task:
     needs: tuple[str, ...] = ()
     drain_rank: int = 0
     alive: Alive | None = None
+    hopeless: tuple[str, ...] = ()

@@ -1,5 +1,7 @@
 """Starting, restarting and draining, on a fake clock with fake processes."""
 
+from dataclasses import replace
+
 import pytest
 
 from cli.member import State
@@ -115,6 +117,17 @@ async def test_a_crashed_process_is_started_again_after_its_backoff_and_the_othe
     await stack.supervisor.tick()
     assert stack.supervisor.serving
     assert [line for line in stack.log if line.startswith("start")] == ["start etcd", "start decode", "start decode"]
+
+
+async def test_a_process_whose_settings_are_wrong_is_not_started_a_second_time():
+    stack = Stack({"a": ()})
+    stack.supervisor._all["a"].task = replace(stack.supervisor._all["a"].task, hopeless=("exit code 2",))
+    await stack.supervisor.tick()
+    stack.processes["a"].exit_reason = "exit code 2"
+    await stack.pass_time(5)
+    failed = stack.supervisor.failed
+    assert failed is not None and failed.reason == "exit code 2"
+    assert stack.log.count("start a") == 1
 
 
 async def test_a_process_that_never_serves_is_killed_and_named_as_failed():
