@@ -17,6 +17,9 @@ _LOOK_EVERY_S = 10.0
 _MISSES = 6
 
 
+LATE = "did not serve in time"
+
+
 class Process(Protocol):
     """A started process, as `cli.child.Child` is one."""
 
@@ -113,7 +116,7 @@ class Supervisor:
         if one.member.overdue(self._clock()) and one.process is not None:
             one.process.kill()
             await one.process.wait(timeout_s=5)
-            self._bury(one, "did not serve in time")
+            self._bury(one, LATE)
         if one.member.due(self._clock()) and self._needs_met(one.task):
             await self._launch(one)
         if one.member.state is State.STARTING:

@@ -19,7 +19,7 @@ from cli.console import err, out
 from cli.plan import Wanted, plan
 from cli.restarts import RestartPolicy
 from cli.screen import Screen
-from cli.supervisor import Row, Supervisor
+from cli.supervisor import LATE, Row, Supervisor
 from cli.task import Task
 
 # While something starts, a user watches; after that a look now and then costs next to nothing.
@@ -179,8 +179,11 @@ class _Stack:
         err.print(f"[bold red]error[/]: {failed.task.name} failed: {escape(failed.reason)}. The end of its log:")
         for text in tail:
             err.print(f"  {escape(text)}", soft_wrap=True)
-        if self._options.log_dir is None:
-            err.print("  [bold]fix[/]: see the message above; --log-dir DIR keeps all logs")
+        fixes = [f"--start-timeout gives more than {self._options.start_timeout_s:g} s"] * (failed.reason == LATE)
+        fixes += ["see the message above"] * bool(tail)
+        fixes += ["--log-dir DIR keeps all logs"] * (self._options.log_dir is None)
+        if fixes:
+            err.print(f"  [bold]fix[/]: {'; '.join(fixes)}")
         return 1
 
 
