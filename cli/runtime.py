@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -64,6 +65,22 @@ def stacks(place: Path) -> list[StackRecord]:
     """Running stacks, newest first."""
     records = (_read(path) for path in place.glob("stack-*.json"))
     return sorted((record for record in records if record and record.alive), key=lambda r: -r.started)
+
+
+def require_own(running: Iterable[StackRecord], log_dir: Path | None, ready_file: Path | None) -> None:
+    """Removes what an ended stack left at `ready_file`, which would tell of nothing that runs.
+
+    Raises StartError where one of the running stacks logs to `log_dir` or has left word at `ready_file`.
+    """
+    for stack in running:
+        if log_dir is not None and Path(stack.log_dir) == log_dir.resolve():
+            raise StartError(f"process {stack.pid} logs to {log_dir}", field="--log-dir", fix="name another folder")
+    told = _read(ready_file) if ready_file is not None else None
+    if ready_file is not None and told is not None:
+        if told.alive:
+            message = f"process {told.pid} has left word at {ready_file}"
+            raise StartError(message, field="--ready-file", fix="name another file")
+        ready_file.unlink(missing_ok=True)
 
 
 def sweep(place: Path) -> None:

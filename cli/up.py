@@ -71,6 +71,7 @@ def up(options: UpOptions) -> int:
     place = runtime.folder()
     checks.writable_folder(place, "XDG_RUNTIME_DIR")
     runtime.sweep(place)
+    runtime.require_own(runtime.stacks(place), options.log_dir, options.ready_file)
     with ExitStack() as holding:
         if options.kv_dir is not None:
             holding.enter_context(keeping.held(options.kv_dir))

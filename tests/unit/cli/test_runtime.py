@@ -53,6 +53,28 @@ def test_sweep_removes_what_dead_stacks_left_and_nothing_else(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other", f"stack-{os.getppid()}"]
 
 
+def test_two_stacks_share_neither_their_word_nor_their_logs(tmp_path):
+    word, logs = tmp_path / "ready.json", tmp_path / "logs"
+    mine = replace(HERE, log_dir=str(logs))
+    runtime.write_atomically(word, mine)
+    with pytest.raises(StartError, match=f"process {os.getpid()} has left word") as caught:
+        runtime.require_own([], None, word)
+    assert caught.value.field == "--ready-file" and word.exists()
+    with pytest.raises(StartError, match="logs to") as caught:
+        runtime.require_own([mine], logs, None)
+    assert caught.value.field == "--log-dir"
+    runtime.require_own([mine], tmp_path / "others", tmp_path / "other.json")
+
+
+def test_the_word_of_a_stack_that_ended_is_removed_before_another_starts(tmp_path):
+    word, other = tmp_path / "ready.json", tmp_path / "notes.txt"
+    runtime.write_atomically(word, replace(HERE, started=HERE.started - 3600))
+    other.write_text("not ours")
+    for file in (word, other):
+        runtime.require_own([], None, file)
+    assert not word.exists() and other.exists()
+
+
 def test_the_folder_is_private(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert stat.S_IMODE(runtime.folder().stat().st_mode) == 0o700
