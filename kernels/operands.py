@@ -33,6 +33,8 @@ class Staged:
     tables: torch.Tensor
     floors: torch.Tensor
     windows: dict[int, tuple[torch.Tensor, torch.Tensor]]  # by compress rate: sequence and window numbers
+    # What one layer has made of these arrays alone, for those that follow: see `kernels.staging.once`.
+    made: dict[tuple[object, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

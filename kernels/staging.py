@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from kernels.operands import Ragged, Staged
 
+Made = TypeVar("Made")
 _UNIT = 4  # int32 to 16 bytes: compiled kernels depend on the alignment of what they read
 
 
@@ -24,6 +26,17 @@ def staged(ragged: Ragged, device: torch.device) -> Staged:
 def tokens_of(ragged: Ragged, device: torch.device) -> Tensor:
     """The batch's tokens [rows] on `device`, to index with."""
     return torch.from_numpy(ragged.tokens) if device.type == "cpu" else staged(ragged, device).tokens
+
+
+def once(on: Staged, key: tuple[object, ...], make: Callable[[], Made]) -> Made:
+    """What `make` makes of the staged batch and of nothing else: made by the first layer that wants it.
+
+    A graph that is captured makes its own: what was made before is not made again when it is replayed.
+    """
+    captured = on.positions.is_cuda and torch.cuda.is_current_stream_capturing()
+    found: Made = on.made.get((*key, captured)) or make()
+    on.made[*key, captured] = found
+    return found
 
 
 def remember(ragged: Ragged, found: Staged) -> None:

@@ -12,11 +12,11 @@ _WIDTHS = {"head_dim": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}
 _LAYERS = {"num_hidden_layers": 4, "compress_ratios": [0, 4, 16, 4], "num_hash_layers": 1}
 
 
-def write_wide(family: str, folder: Path, *switches: str, **changes: object) -> Path:
+def write_wide(family: str, folder: Path, *switches: str, mtp_layers: int = 0, **changes: object) -> Path:
     """A model of `family` ("v4" or "v41") with these changes of its config, and these switches of `serving` on."""
     if family == "v4":
         given = tuple({**_WIDTHS, **_LAYERS, **changes}.items())
-        v4.write_tiny(folder, v4.TinySpec(upstream=True, overrides=given))
+        v4.write_tiny(folder, v4.TinySpec(upstream=True, mtp_layers=mtp_layers, overrides=given))
     else:
         v41.write_tiny(folder, v41.TinySpec(sees=False, overrides=tuple({**_WIDTHS, **changes}.items())))
     if switches:

@@ -22,6 +22,7 @@ _ROWS_A_BLOCK = 64  # heads, or heads times tokens, of one block of threads of a
 # Measured on an H200 (docs/benchmarks.md): from where on these kernels are the faster ones.
 _LEAST_ROWS = 128  # heads times tokens of a batch, for dense decode
 _LEAST_LAYER_ROWS = 256  # the same where few rows would run as a whole layer of chained kernels
+_LEAST_RECORD_ROWS = 64  # the same over records
 _LEAST_BLOCKS = 8  # of attention by name, which does not share a row's keys between blocks
 _FUSED_TOKENS, _MOST_SCORES = 2, 1 << 28  # between which scores are written: choosing while scoring costs more there
 _ALIGNED = 8  # elements of bf16: 16 bytes
@@ -42,7 +43,7 @@ RULES = (
     Rule("attention over chosen latents", "sparse_prefill.cu", "bf16 cache of 512 + 64 channels (V3.2), "
          f"{_LEAST_BLOCKS} tokens or more for every 64 heads"),
     Rule("attention over all cached records", "dense_decode_fp8.cu", "kv_cache=records (V2, V3), "
-         f"{_LEAST_LAYER_ROWS} heads times tokens or more"),
+         f"{_LEAST_RECORD_ROWS} heads times tokens or more"),
     Rule("attention over chosen records", "sparse_decode.cu", "kv_cache=records (V3.2)"),
     Rule("index scores and choice", "indexer_top_k.cu, mqa_logits.cu and top_k.cu", "kv_cache=records (V3.2, V4): up "
          f"to {_FUSED_TOKENS} tokens of a sequence or {_MOST_SCORES:,} scores at once are never written"),
@@ -73,7 +74,8 @@ def attends_densely(spec: MlaSpec, pages: Pages, rows: int) -> bool:
 
 def beats_the_chain(spec: MlaSpec, pages: Pages, rows: int) -> bool:
     """Whether a layer of few rows is faster with `dense_decode` than as a chain of kernels that begin early."""
-    return rows * spec.heads >= _LEAST_LAYER_ROWS and attends_densely(spec, pages, rows)
+    least = _LEAST_RECORD_ROWS if pages.are_records else _LEAST_LAYER_ROWS
+    return rows * spec.heads >= least and attends_densely(spec, pages, rows)
 
 
 def attends_chosen(spec: MlaSpec, pages: Pages, rows: int) -> bool:

@@ -19,7 +19,7 @@ from kernels.operands import CompressorSpec, MlaSpec, Pages, Ragged, Ring, RopeT
 from kernels.reference.kv_record import Norm, Packed, Paged, Turn
 from kernels.reference.records import attended_kind, packed_kind
 from kernels.reference.sparse_decode import VALUE_WIDTH, SparseCache
-from kernels.staging import staged
+from kernels.staging import once, staged
 from kernels.triton.engine import compress as entries_by_triton
 from kernels.triton.engine import latent as by_triton
 from kernels.triton.kv_record import pack
@@ -59,7 +59,13 @@ def attend_chosen(
 
 def in_pages(ragged: Ragged, pages: Pages, selection: Selection | None) -> SparseCache:
     """Of each row, the chosen entries of its sequence, or all that are finished."""
-    indices, counts = named.entries_of(ragged, pages, selection, pages.entries, 0, 1)
+
+    def name() -> tuple[Tensor, Tensor]:
+        return named.entries_of(ragged, pages, selection, pages.entries, 0, 1)
+
+    # All entries are those of every layer of this rate.
+    on = staged(ragged, pages.storage.device)
+    indices, counts = name() if selection is not None else once(on, ("entries", pages.rate), name)
     return SparseCache(attended_kind(pages.width), extent(pages), pages.entries, indices, counts, apart(pages))
 
 

@@ -13,11 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.cuda.engine import named, records
-from kernels.operands import AttentionSpec, Pages, Ragged, Ring, RopeTable, Selection
+from kernels.operands import AttentionSpec, Pages, Ragged, Ring, RopeTable, Selection, Staged
 from kernels.reference.kv_record import Paged
 from kernels.reference.records import attended_kind, packed_kind
 from kernels.reference.sparse_decode import SparseCache
-from kernels.staging import staged
+from kernels.staging import once, staged
 from kernels.triton.engine import rows as by_triton
 from kernels.triton.engine.attend import turn_queries
 from kernels.triton.kv_record import pack
@@ -30,12 +30,8 @@ def store_rows(rows: Tensor, column: int, ragged: Ragged, ring: Ring) -> None:
     if not ring.are_records:
         by_triton.store_rows(rows, column, ragged, ring)
         return
-    on, count = staged(ragged, rows.device), len(rows)
-    places = torch.empty(count, dtype=torch.int32, device=rows.device)
-    _places[(triton.cdiv(count, _LANES),)](
-        on.positions, on.sequences, on.starts, on.context, on.slots, places, count, CAPACITY=ring.capacity,
-        LANES=_LANES, num_warps=4,
-    )  # fmt: skip
+    on = staged(ragged, rows.device)
+    (places,) = once(on, ("places", ring.capacity), lambda: (_placed(on, ring.capacity),))
     held, apart, slots = records.extent(ring), records.apart(ring), on.slots.view(-1, 1)
     at = Paged(places, on.sequences, slots)  # a slot is the only page of its sequence
     pack(packed_kind(ring.width), rows[:, column:], at, held, ring.capacity, None, None, apart)
@@ -57,9 +53,19 @@ def attend(
     return named.joined([mixed], spec, ragged, rope)
 
 
+def _placed(on: Staged, capacity: int) -> Tensor:
+    """Each row's place in its ring, int32 [rows]; -1 where it has none."""
+    count, places = len(on.positions), torch.empty_like(on.positions)
+    _places[(triton.cdiv(count, _LANES),)](
+        on.positions, on.sequences, on.starts, on.context, on.slots, places, count, CAPACITY=capacity, LANES=_LANES,
+        num_warps=4,
+    )  # fmt: skip
+    return places
+
+
 def _in_ring(ragged: Ragged, ring: Ring, window: int) -> SparseCache:
     """The window of each row, all of it in its ring."""
-    indices = _name(ragged, window, ring.capacity, 0, ring.storage.device)
+    indices = _named(ragged, window, ring.capacity, 0, ring.storage.device)
     kind = attended_kind(ring.width)
     return SparseCache(kind, records.extent(ring), ring.capacity, indices, None, records.apart(ring))
 
@@ -83,14 +89,21 @@ def _in_page(fresh: Tensor, ragged: Ragged, ring: Ring, window: int) -> SparseCa
             WORDS=ring.width // _WORD, APART=apart // _WORD, WIDE=triton.next_power_of_2(ring.width // _WORD),
             num_warps=2,
         )  # fmt: skip
-    indices = _name(ragged, window, 0, new, fresh.device)
+    indices = _named(ragged, window, 0, new, fresh.device)
     return SparseCache(attended_kind(ring.width), held, total, indices, None, scales)
 
 
-def _name(ragged: Ragged, window: int, capacity: int, new: int, device: torch.device) -> Tensor:
-    """int32 [rows, window]: places in rings of `capacity`, or in a page of `new` rows (`capacity` 0), -1 for none."""
-    on, indices = staged(ragged, device), torch.empty(ragged.rows, window, dtype=torch.int32, device=device)
-    _name_window[(ragged.rows,)](
+def _named(ragged: Ragged, window: int, capacity: int, new: int, device: torch.device) -> Tensor:
+    """int32 [rows, window]: places in rings of `capacity`, or in a page of `new` rows (`capacity` 0), -1 for none. They
+    are those of every layer."""
+    on = staged(ragged, device)
+    return once(on, ("window", window, capacity, new), lambda: (_name(on, window, capacity, new),))[0]
+
+
+def _name(on: Staged, window: int, capacity: int, new: int) -> Tensor:
+    rows = len(on.positions)
+    indices = torch.empty(rows, window, dtype=torch.int32, device=on.positions.device)
+    _name_window[(rows,)](
         on.positions, on.sequences, on.starts, on.context, on.slots, on.floors, indices, new, WINDOW=window,
         CAPACITY=capacity, LANES=triton.next_power_of_2(window), num_warps=1,
     )  # fmt: skip

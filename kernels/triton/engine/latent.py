@@ -302,15 +302,18 @@ def _attend(
             TURNED, RECORDS,
         )  # fmt: skip
     else:
-        old = inside & (number < tl.load(contexts + sequence))
+        context = tl.load(contexts + sequence)
+        old = inside & (number < context)
         cached, roped = _tile(
             storage, table, page_stride, offset, number, old, channel, turned, 0.0, 0.0, ENTRIES, RANK, TURNED, RECORDS
         )  # fmt: skip
         chain()
-        cached, roped = _tile(
-            storage, table, page_stride, offset, number, inside & ~old, channel, turned, cached, roped, ENTRIES, RANK,
-            TURNED, RECORDS,
-        )  # fmt: skip
+        new = (tl.minimum(begin + KEYS, end) > context) | (not RECORDS)  # records are decoded once, where they are old
+        if new:
+            cached, roped = _tile(
+                storage, table, page_stride, offset, number, inside & ~old, channel, turned, cached, roped, ENTRIES,
+                RANK, TURNED, RECORDS,
+            )  # fmt: skip
     start = query + (row * HEADS + head[:, None]) * (RANK + TURNED)
     present = (head < HEADS)[:, None]
     latent = tl.load(start + channel[None, :], mask=present & (channel < RANK)[None, :], other=0.0)

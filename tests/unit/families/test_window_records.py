@@ -8,18 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.cache.pool import CachePool
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.folder import Folder
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import InvalidParameter
 from engine.events import FirstToken
+from engine.families import open_family
 from engine.families.inventory import read_model
 from engine.families.v4.records import row_fp8
 from engine.families.v41.records import window_record
 from engine.openable import check_openable
 from engine.requests import GenerateRequest, Load, PrefillRequest
+from kernels import choose
 from tests.support.driving import GREEDY, handoff, of, run, tokens_of, whole
+from tests.support.tiny import Piece, batch_of
 from tests.support.wide import write_wide
 
 FAMILIES = ("v4", "v41")
@@ -73,6 +77,24 @@ def test_tokens_are_those_of_rows_that_are_quantized_and_dequantized(
     records = whole(opened(write_wide(family, tmp_path / "records", **changes)), PROMPT, cache=False)
     rounded = write_wide(family, tmp_path / "rows", "fake_quantize", **changes)
     assert records == whole(opened(rounded, "rows"), PROMPT, cache=False)
+
+
+def test_a_draft_over_records_answers_as_over_rows_that_are_rounded(tmp_path: Path) -> None:
+    """V4's MTP block, in chunks of which the last brings fewer rows than its ring has room for."""
+    guesses = []
+    for kv_cache, switches in (("records", ()), ("rows", ("fake_quantize",))):
+        folder = write_wide("v4", tmp_path / kv_cache, *switches, mtp_layers=1, **ALL)
+        ops = choose("reference", records=kv_cache == "records")
+        family = open_family(folder, torch.float32, False, ops, block_tokens=16)
+        assert family.draft is not None
+        model, draft = (CachePool(layout, 4, 2, torch.float32) for layout in (family.layout, family.draft.layout))
+        for first, end in ((0, 30), (30, 34)):
+            batch, behind = (
+                batch_of([Piece(PROMPT[first + ahead : end + ahead], first, range(4), 0)]) for ahead in (0, 1)
+            )
+            guess = family.draft.forward(behind, family.draft.follow(batch, model).hidden, draft)
+        guesses.append(guess.logits)
+    assert (guesses[0] - guesses[1]).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
