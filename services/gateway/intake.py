@@ -66,7 +66,7 @@ def chat_from_body(body: bytes, stamp: Stamp) -> Job:
         created=stamp.created,
         keeping=stamp.keeping(chat.retention_class, _retention_of_chat(bool(chat.tools))),
         regions=stamp.tenant.regions,
-        named=_newer if chat.max_tokens is None else str,
+        named=_newer if chat.max_tokens is None and chat.max_completion_tokens is not None else str,
     )
 
 

@@ -33,7 +33,7 @@ def test_an_expected_lane_that_cannot_be_is_a_start_error_before_any_work(tmp_pa
         assert process.wait(60.0) == 1
         log = process.tail()
     *_, last = log.strip().splitlines()
-    assert last.startswith("error: transport: no rdma lane can come to be on this host")
+    assert last.startswith("error: --transport: no rdma lane can come to be on this host")
     assert "UCX_NET_DEVICES" in last and "missing=warn" in last
     assert "model loaded" not in log
 
