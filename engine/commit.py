@@ -10,7 +10,7 @@ from engine.events import ChunkDone, EntriesReady, Event, Failed, FirstToken, To
 from engine.sampling.logits import Logits
 from engine.sampling.logprobs import TokenLogprob, token_logprobs
 from engine.sampling.params import SamplingState
-from engine.sampling.sampler import Choice, Row
+from engine.sampling.sampler import Choice
 from engine.sealing import Sealer
 from engine.sequence import Role, Sequence
 from engine.stats import Counters
@@ -35,7 +35,7 @@ class Committer:
                 places.append(place)
                 place += 1
         if drawn:
-            choices = logits.choose(places, [_row(sequence) for sequence in drawn], self._eos)
+            choices = logits.choose(places, [sequence.row for sequence in drawn], self._eos)
             events.extend(self._token(sequence, choice) for sequence, choice in zip(drawn, choices, strict=True))
         return events
 
@@ -91,11 +91,6 @@ class Committer:
             held=sequence.role is Role.PREFILL,
             stop=sequence.stop,
         )
-
-
-def _row(sequence: Sequence) -> Row:
-    prompt = sequence.tokens[: sequence.prompt_tokens] if sequence.sampling.repetition_penalty != 1.0 else ()
-    return Row(sequence.sampling, sequence.seed, prompt, sequence.output)
 
 
 def _prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob | None, ...] | None:

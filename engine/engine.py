@@ -334,7 +334,7 @@ class Engine:
 
     def _logits(self, batch: RaggedBatch, plan: Plan) -> Logits:
         if self.graphs is not None and self.graphs.takes(batch):
-            return self.graphs.run(batch, self._scheduler.goes_on(plan))
+            return self.graphs.run(batch, [chunk.sequence.row for chunk in plan.chunks], self._scheduler.goes_on(plan))
         work = partial(self._family.forward, batch, self.pool)
         return Logits(threads.run(self._threads, len(batch.tokens), self._clock, work))
 

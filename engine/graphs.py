@@ -1,24 +1,31 @@
 """Decode as one CUDA graph for each size of batch: static operands, one copy of the plan, one launch. Knows no ops.
 
-Where a step most likely goes on with the likeliest tokens of the same sequences, the next one is queued before this
-one's tokens are known here: the device moves the plan on by itself. `run` takes what was queued if it is what is asked
-for, token by token, and computes anew if it is not; what such a step then cached lies behind its sequences' ends, in
-blocks that were theirs when it was queued, and whoever uses those next is queued behind it.
+The likeliest tokens are found within the graph, drawn ones by a second (engine/sampling/drawing.py). Where a step most
+likely goes on with these tokens of the same sequences, the next one is queued before they are known here: the device
+moves the plan on by itself. `run` takes what was queued if it is what is asked for, token by token, and computes anew
+if it is not; what such a step then cached lies behind its sequences' ends, in blocks that were theirs when it was
+queued, and whoever uses those next is queued behind it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import RaggedBatch
 from engine.cache.pool import CachePool
+from engine.sampling.drawing import CapturedDraw, following
+from engine.sampling.drawing import flat as asked_of
 from engine.sampling.logits import Logits
+from engine.sampling.sampler import Row
 from kernels.operands import Ragged, Windows
+from kernels.sampler import sampler_of
 from kernels.staging import flat, remember, staged, views
 
 _FILLERS = (("tokens", 0), ("positions", -1), ("context", 0), ("slots", -1))  # of rows that are nobody's
@@ -59,6 +66,7 @@ class _Captured:
     best: Tensor
     found: Tensor  # pinned: `best` of the last run
     move_on: torch.cuda.CUDAGraph | None  # makes the plan the next step's; None where the device alone cannot know it
+    draw: CapturedDraw | None  # None where nothing draws on the device
 
 
 class DecodeGraphs:
@@ -70,6 +78,7 @@ class DecodeGraphs:
         self._memory = torch.cuda.graph_pool_handle()
         self._copied, self._found = torch.cuda.Event(), torch.cuda.Event()
         self._ahead: _Captured | None = None  # whose next step is queued, as its plan says
+        self._asked: NDArray[np.int32] | None = None  # of drawn rows, what its draw takes
         self._sizes = {size: self._capture(size) for size in reversed(sizes_of(most))}  # the largest takes the memory
 
     def takes(self, batch: RaggedBatch) -> bool:
@@ -77,30 +86,43 @@ class DecodeGraphs:
         one_each = batch.images is None and batch.rows == batch.sequences == len(batch.logit_rows)
         return one_each and batch.rows <= max(self._sizes) and self._family.decodes(batch)
 
-    def run(self, batch: RaggedBatch, goes_on: bool = False) -> Logits:
-        """The logits of a batch that `takes` admits. Raises ValueError if it does not fit the cache.
+    def run(self, batch: RaggedBatch, asked: Sequence[Row], goes_on: bool = False) -> Logits:
+        """The logits of a batch that `takes` admits, whose tokens are chosen as `asked`, one for each of its rows.
 
-        With `goes_on` only the likeliest tokens may be asked of them, and the next step is queued where it has room.
+        Raises ValueError if it does not fit the cache. With `goes_on` only tokens may be asked of the logits, and the
+        next step is queued where it has room.
         """
         rows = self._family.plan(batch, self._pool)
         captured = self._sizes[min(size for size in self._sizes if size >= batch.rows)]
-        if self._ahead is not captured or not holds(captured.plan, rows):
-            self._copied.synchronize()  # of the run before, from the same memory
-            lay(rows, captured.plan)
-            captured.device.copy_(captured.host, non_blocking=True)
-            self._copied.record()
-            captured.graph.replay()
-        self._ahead = None
+        hot = any(row.drawn and row.plain for row in asked)
+        draw = captured.draw if hot else None
+        words = None if draw is None else asked_of(asked, len(captured.logits))
+        if self._ahead is not captured or not holds(captured.plan, rows) or not _equal(words, self._asked):
+            self._lay(rows, captured, draw, words)
+            _replay(captured.graph, draw)
+        self._ahead = self._asked = None
         captured.found.copy_(captured.best, non_blocking=True)
         self._found.record()
-        if goes_on and captured.move_on is not None and has_room(batch, self._pool.layout.block_tokens):
+        chosen = draw is not None or not hot
+        if goes_on and chosen and captured.move_on is not None and has_room(batch, self._pool.layout.block_tokens):
             captured.move_on.replay()
-            captured.graph.replay()
-            self._ahead = captured
+            _replay(captured.graph, draw)
+            self._ahead, self._asked = captured, None if words is None else following(words, batch.rows)
         self._found.synchronize()
         if self._ahead is captured:
             move_on(captured.plan, captured.found[0].numpy())
-        return Logits(captured.logits[: batch.rows], captured.found)
+        return Logits(captured.logits[: batch.rows], captured.found, draw is not None)
+
+    def _lay(
+        self, rows: Ragged, captured: _Captured, draw: CapturedDraw | None, words: NDArray[np.int32] | None
+    ) -> None:
+        """Queue the copies of what the next replay is to read."""
+        self._copied.synchronize()  # of the run before, from the same memory
+        lay(rows, captured.plan)
+        captured.device.copy_(captured.host, non_blocking=True)
+        if draw is not None and words is not None:
+            draw.lay(words)
+        self._copied.record()
 
     def replay_largest(self) -> None:
         """Queue the largest graph again with the operands of its last run: it computes and caches the same."""
@@ -132,19 +154,33 @@ class DecodeGraphs:
         with torch.cuda.graph(graph, pool=self._memory):
             logits = self._family.decode(plan, self._pool)
             found = self._family.likeliest(logits)
-        following = None if plan.windows else self._capture_following(plan, found)
-        return _Captured(
-            plan, host, device, graph, logits, found, torch.empty_like(found).cpu().pin_memory(), following
-        )
+        sample = sampler_of(device.device)
+        draw = None if sample is None else CapturedDraw(sample, logits, found, self._memory)
+        onward = None if plan.windows else self._capture_following(plan, found, draw)
+        kept = torch.empty_like(found).cpu().pin_memory()
+        return _Captured(plan, host, device, graph, logits, found, kept, onward, draw)
 
-    def _capture_following(self, plan: Ragged, found: Tensor) -> torch.cuda.CUDAGraph:
+    def _capture_following(self, plan: Ragged, found: Tensor, draw: CapturedDraw | None) -> torch.cuda.CUDAGraph:
         on, graph = staged(plan, found.device), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
             live = (on.positions >= 0).to(torch.int32)
             on.tokens.copy_(found[0] * live)
             on.positions.add_(live)
             on.context.add_(live)
+            if draw is not None:
+                draw.rows.draws.add_(1)
         return graph
+
+
+def _replay(step: torch.cuda.CUDAGraph, draw: CapturedDraw | None) -> None:
+    step.replay()
+    if draw is not None:
+        draw.replay()
+
+
+def _equal(words: NDArray[np.int32] | None, others: NDArray[np.int32] | None) -> bool:
+    """Whether both draw the same, or neither draws."""
+    return words is others if words is None or others is None else np.array_equal(words, others)
 
 
 def sizes_of(most: int) -> list[int]:

@@ -136,7 +136,7 @@ class Scheduler:
             self._memory.give((), (restore.anchor_slot,))
 
     def goes_on(self, plan: Plan) -> bool:
-        """Whether the step after `plan` most likely has the same sequences, each with its likeliest token."""
+        """Whether the step after `plan` most likely has the same sequences, each with the token that is chosen now."""
         return not self._waiting and all(chunk.sequence.goes_on for chunk in plan.chunks)
 
     def plan(self) -> Plan:

@@ -85,10 +85,16 @@ class Sequence:
         return bool(self.output) and self.pending_tokens == 1
 
     @property
+    def row(self) -> Row:
+        """What the sampler must know to choose the next token."""
+        prompt = self.tokens[: self.prompt_tokens] if self.sampling.repetition_penalty != 1.0 else ()
+        return Row(self.sampling, self.seed, prompt, self.output)
+
+    @property
     def goes_on(self) -> bool:
-        """Whether the likeliest token is all that is wanted next, and unless that is a stop another one follows."""
+        """Whether a token is all that is wanted next, and unless that is a stop another one follows."""
         row = Row(self.sampling, self.seed, (), self.output)
-        return row.plain and row.greedy and len(self.output) + 1 < self.sampling.max_tokens
+        return row.plain and (row.greedy or row.drawn) and len(self.output) + 1 < self.sampling.max_tokens
 
     @property
     def suspect(self) -> bool:

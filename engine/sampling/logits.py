@@ -19,9 +19,10 @@ from kernels.staging import on_device
 class Logits:
     """fp32 `[rows, vocab]`. On a device, making them waits until the step is done."""
 
-    def __init__(self, logits: torch.Tensor, found: torch.Tensor | None = None) -> None:
-        """`found`: what `likeliest` says of these rows, and perhaps of more behind them, where it is known."""
-        self._logits, self._best = logits, None
+    def __init__(self, logits: torch.Tensor, found: torch.Tensor | None = None, drawn: bool = False) -> None:
+        """`found`: what `likeliest` says of these rows, and perhaps of more behind them, where it is known. `drawn`:
+        where a drawn token is all that is wanted of a row, it stands there."""
+        self._logits, self._best, self._drawn = logits, None, drawn
         if logits.is_cuda and len(logits):
             self._best = (likeliest(logits) if found is None else found).cpu().numpy()
 
@@ -41,8 +42,10 @@ class Logits:
             return choose(self.array[places], rows, eos_token_ids)
         (tokens, finite), sample = self._best, sampler_of(self._logits.device)
         choices: list[Choice] = [Choice(int(tokens[place]) if finite[place] else None, None) for place in places]
-        hot = [] if sample is None else [index for index, row in enumerate(rows) if row.drawn and row.plain]
-        if sample is not None and hot:
+        hot = [index for index, row in enumerate(rows) if row.drawn and row.plain]
+        if sample is None and not self._drawn:
+            hot = []
+        elif sample is not None and hot and not self._drawn:
             taken = drawn(sample, self._at([places[index] for index in hot]), [rows[index] for index in hot])
             for index, token in zip(hot, taken.tolist(), strict=True):
                 choices[index] = Choice(token if finite[places[index]] else None, None)

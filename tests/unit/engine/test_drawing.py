@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.sampling import logits as module
-from engine.sampling.drawing import drawn, parameters
+from engine.sampling.drawing import drawn, flat, following, named, parameters
 from engine.sampling.logits import Logits
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Choice, Row, choose
@@ -69,6 +69,30 @@ def test_parameters_are_those_of_the_rows() -> None:
     )  # fmt: skip
     for name in SamplingRows.__slots__:
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
+
+
+def test_rows_of_which_more_is_wanted_and_rows_that_are_nobodys_draw_nothing() -> None:
+    rows = rows_of((*OTHERS, *ASKED[:2]), 5)
+    found = named(torch.from_numpy(flat(rows, 8)))
+    assert found.temperature.tolist() == pytest.approx([0, 0, 0, 0.7, 1.3, 0, 0, 0])
+    assert found.draws.tolist() == [0, 1, 2, 3, 4, 0, 0, 0]
+
+
+def test_the_next_step_draws_one_further() -> None:
+    rows = rows_of(ASKED, 5)
+    longer = [Row(row.params, row.seed, row.prompt, [*row.output, 7]) for row in rows]
+    assert np.array_equal(following(flat(rows, 8), 5), flat(longer, 8))
+
+
+def test_tokens_that_were_drawn_with_the_step_are_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of which more is wanted are the host's all the same."""
+    rows, logits = rows_of((*ASKED, *OTHERS), 20), random(20)
+    expected = choose(logits.numpy(), rows, (1,))
+    monkeypatch.setattr(module, "sampler_of", lambda _device: pytest.fail)
+    made = Logits(logits, drawn=True)
+    tokens = [0 if choice.token is None else choice.token for choice in expected]
+    made._best = np.array([tokens, [1] * 20])
+    assert made.choose(list(range(20)), rows, (1,)) == expected
 
 
 def test_a_mixed_batch_has_the_choices_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
