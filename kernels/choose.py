@@ -46,7 +46,8 @@ def choose(
     `auto` takes cuda on a Hopper GPU, triton on others and cpu elsewhere, where they run, else reference. Raises
     KernelError for an unknown name or device, a backend this machine cannot run, or one that is not batch invariant
     although `batch_invariant` asks for it. Never falls back from an explicit choice. With `stored` the record keeps
-    weights as they are published, with `records` caches; KernelError where a backend cannot.
+    weights as they are published, with `records` caches; KernelError where a backend cannot. What they write into
+    besides their results is the record's own: take one for each engine.
     """
     taken = choose_name(name, device)
     module = import_module(_MODULES.get(taken, f"kernels.{taken}"))
@@ -61,6 +62,8 @@ def choose(
     if batch_invariant and stored:
         fix = "choose weights=dequantized or batch_invariant=False"
         raise KernelError("products of stored weights are not batch invariant", fix=fix)
+    if hasattr(module, "of_one_engine"):
+        ops = module.of_one_engine(ops)
     if device != "cpu" or records:
         ops = replace(ops, device=torch.device(device), records=records)
     return replace(ops, keep=_keeping(taken)) if stored else ops

@@ -1,4 +1,4 @@
-"""Operators that V4.1 alone needs: one record per backend, and their operands. Knows no implementation."""
+"""Operators that V4.1 alone needs: one record per backend, and their operands. Knows implementations by name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from kernels.operands import HyperSite, Pages, Ragged, Ring, RopeTable, Selection
+from kernels.reference.engram import hash_rows
 
 Tensor: TypeAlias = torch.Tensor
 
@@ -58,6 +59,9 @@ class Csa2Ops:
     store_entries: Callable[[Tensor, Ragged, Pages], None]
     choose: Callable[[Tensor, Tensor, ChoiceSpec, Ragged, Pages, Selection | None], tuple[Selection, Selection | None]]
     engram: Callable[[Tensor, Tensor, Tensor, EngramSpec], Tensor]
+    # As reference/engram.py: what names rows of the memory, and, where it has its own way, what reads them.
+    hash_rows: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor] = hash_rows
+    gather: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
 
 def csa2_ops(backend: str) -> Csa2Ops:

@@ -63,12 +63,17 @@ def check_window() -> None:
 
 
 def check_scaled() -> None:
-    """A product of groups in another order, and experts: with few rows, and with so many that they lie in runs."""
+    """A product of groups in another order, of normed rows that stand apart, and experts: with few rows, and with so
+    many that they lie in runs."""
     draw = generator(10)
     weights = quantize_fp8(_random(draw, 2, 24, 256))
     x, order = _random(draw, 3, 512), torch.randperm(48, generator=draw)
     expected = reference.OPS.linear(x, definition.keep(weights, order))
     _expect_close("product", scaled.linear(x, scaled.keep(weights, order)), expected)
+    one, wide, norm = quantize_fp8(_random(draw, 1, 24, 384)), _random(draw, 3, 400), _random(draw, 384)
+    found = scaled.normed_linear(wide[:, 7:391], norm, 1e-6, scaled.keep(one))
+    normed = reference.OPS.norm(wide[:, 7:391], norm, 1e-6)
+    _expect_close("product of a norm", found, reference.OPS.linear(normed, definition.keep(one)))
     shapes = ((5, 256, 256), (5, 256, 128), (1, 256, 256), (1, 256, 128))
     entering, leaving, *shared = (definition.keep(quantize_fp8(_random(draw, *shape))) for shape in shapes)
     for routed, limit in (((entering, leaving), 1.5), ((entering, leaving), math.inf), (None, 2.0)):

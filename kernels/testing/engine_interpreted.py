@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels import Ops, reference
+from kernels.csa2 import EngramSpec, csa2_ops
 from kernels.operands import (
     AttentionSpec,
     CompressorSpec,
@@ -22,15 +23,21 @@ from kernels.operands import (
     MlaLayer,
     MlaSpec,
     Pages,
+    Ragged,
     Ring,
     RouterSpec,
     Selection,
 )
+from kernels.reference.engram import gather as read_by_definition
 from kernels.reference.linear import pack
+from kernels.reference.norm import unit_rms
 from kernels.testing.generator import fill_pages, generator, pages_of, ragged_of, ring_of, rope_of
 from kernels.testing.interpreter import require_interpreter
 from kernels.testing.numeric import assert_close
+from kernels.triton.csa2 import gather
+from kernels.triton.engine import rows as norms
 from kernels.triton.engine.ops import INVARIANT, OPS
+from kernels.triton.engine.precise import precise
 
 _PAGE, _SPANS = 16, ((5, 1), (20, 3), (0, 2))
 _FP32 = torch.float32
@@ -70,9 +77,33 @@ def check_experts(ops: Ops) -> None:
         assert_close("experts", ops.experts(x, *expected, bank), reference.OPS.experts(x, *expected, bank))
 
 
+def check_rows(ops: Ops) -> None:
+    """Norms of rows that stand apart and of sums, rounded where that is asked for; products split over channels."""
+    draw = generator(12)
+    wide, more, weight = _random(draw, 5, 90), _random(draw, 5, 70), _random(draw, 70)
+    x = wide[:, 11:81]
+    assert_close("norm", ops.norm(x, weight, 1e-6), reference.OPS.norm(x, weight, 1e-6))
+    total, normed, rounded = norms.add_norm(x.contiguous(), more, weight, 1e-6, torch.bfloat16)
+    _expect_equal(total, x + more)
+    assert_close("norm", normed, reference.OPS.norm(total, weight, 1e-6))
+    _expect_equal(rounded, normed.to(torch.bfloat16))
+    _expect_equal(norms.norm(x, weight, 1e-6, torch.bfloat16), norms.norm(x, weight, 1e-6).to(torch.bfloat16))
+    for count, columns, inner in ((5, 24, 500), (70, 70, 130), (5, 3, 40)):
+        x, matrix = _random(draw, count, inner + 3)[:, 2:-1], pack(_random(draw, 1, columns, inner), False)
+        expected = reference.OPS.linear(unit_rms(x, 1e-6), matrix)
+        assert_close("linear", precise(x, matrix), reference.OPS.linear(x, matrix))
+        assert_close("linear", precise(x, matrix, 1e-6), expected)
+
+
 def check_layer(ops: Ops) -> None:
-    """A whole layer of few rows: a router beside its experts, of which one is everybody's, and one wide MLP."""
-    rows, rope, draw, hidden = ragged_of(((5, 1), (20, 1), (0, 1)), _PAGE, (1,)), rope_of(64, 4), generator(1), 20
+    """A whole layer of few rows and of many: a router beside its experts, of which one is everybody's, and one wide
+    MLP."""
+    for spans in (((5, 1), (20, 1), (0, 1)), ((5, 1), (20, 3), (0, 2))):
+        _check_layer(ops, ragged_of(spans, _PAGE, (1,)))
+
+
+def _check_layer(ops: Ops, rows: Ragged) -> None:
+    rope, draw, hidden = rope_of(64, 4), generator(1), 20
     spec = MlaSpec(
         heads=3, nope=12, rope=8, value=10, rank=24, column=60, norm=_random(draw, 24), norm_eps=1e-6, scale=0.3,
         absorb=pack(_random(draw, 3, 24, 12), False), output=pack(_random(draw, 3, 10, 24), False), expand=None,
@@ -137,9 +168,30 @@ def check_streams(ops: Ops) -> None:
         pack(_random(draw, 1, (2 + m) * m, m * hidden), False), _random(draw, (2 + m) * m), _random(draw, 3),
         _random(draw, hidden), m, 5, 1e-6, 1e-6,
     )  # fmt: skip
-    x = _random(draw, 2, m, hidden)
-    for mine, theirs in zip(ops.hyper_pre(x, site), reference.OPS.hyper_pre(x, site), strict=True):
-        assert_close("hyper", mine, theirs)
+    for count in (2, 6):
+        x = _random(draw, count, m, hidden)
+        for mine, theirs in zip(ops.hyper_pre(x, site), reference.OPS.hyper_pre(x, site), strict=True):
+            assert_close("hyper", mine, theirs)
+
+
+def check_memory(_ops: Ops) -> None:
+    """The n-gram memory of three streams, of rows that are dead and alive: its numbers, its rows and its gate."""
+    draw, mine, theirs = generator(13), csa2_ops("triton"), csa2_ops("reference")
+    x, projected = _random(draw, 5, 3, 20), _random(draw, 5, 80)
+    alive = torch.tensor([True, False, True, True, True])
+    spec = EngramSpec(_random(draw, 3, 20), _random(draw, 3, 20), 1e-6)
+    operands = (x, projected, alive, spec)
+    assert_close("memory", mine.engram(*operands), theirs.engram(*operands))
+    recent, multipliers = (torch.randint(0, 90, shape, generator=draw) for shape in ((5, 4), (2, 4)))
+    recent[2, 1], recent[3, 3] = -1, -1
+    primes = torch.tensor([[31, 37, 41, 43, 47, 53]] * 2)
+    hashed = (recent, multipliers * 2 + 1, primes, primes.cumsum(1) - primes, 7)
+    named = mine.hash_rows(*hashed)
+    _expect_equal(named, theirs.hash_rows(*hashed))
+    table = torch.randn(260, 64, generator=draw).to(torch.float8_e4m3fn)
+    scales = torch.randint(120, 131, (260, 2), generator=draw, dtype=torch.uint8)
+    found = gather(named[:, 0].contiguous(), table, scales)
+    _expect_equal(found, read_by_definition(named[:, 0], table, scales).to(torch.float32))
 
 
 def check_products(ops: Ops) -> None:
@@ -174,9 +226,11 @@ if __name__ == "__main__":
     for check in (
         check_latent,
         check_experts,
+        check_rows,
         check_layer,
         check_compressed,
         check_streams,
+        check_memory,
         check_products,
         check_likeliest,
     ):

@@ -51,6 +51,7 @@ from kernels.triton.engine import (
     latent,
     likeliest,
     linear,
+    precise,
     routing,
     rows,
     streams,
@@ -65,6 +66,7 @@ def launch_all(dtype: torch.dtype) -> None:
         batch = _decode(count)
         _mla(batch, dtype)
         _moe(count, dtype)
+        _norms(count, dtype)
         _choice(count)
         _streams(count)
         _compressed(batch, dtype)
@@ -116,7 +118,7 @@ def _records(batch: Ragged) -> None:
         asked = IndexerSpec(24_576, 2240, 64, 128, 2048, mixing)
         with patch.object(chosen_keys, "_choose"):  # CUDA C++, too
             operands = (_empty(count, 32_768), _empty(count, 2304), asked, mixing, batch, keys, rope)
-            chosen_keys.index_topk(*operands)
+            chosen_keys.index_topk(*operands, chosen_keys.workspaces())
 
 
 def _window_records(batch: Ragged) -> None:
@@ -155,6 +157,8 @@ def _stored(count: int) -> None:
         return Scaled(Fp8Weights(codes, _empty(groups, outputs // 128, channels // 128)), None)
 
     scaled.linear(_empty(count, 7168), kept(1, 1536, 7168))
+    for width in (1536, 7168):
+        scaled.normed_linear(_empty(count, width), _empty(width), 1e-6, kept(1, 1536, width))
     pairs = [(kept(experts, 4096, 7168), kept(experts, 7168, 2048)) for experts in (2, 1)]
     for limit in (math.inf, 10.0):
         bank = ExpertBank(ScaledExperts(*pairs), None, None, 2, 2048, limit)
@@ -191,6 +195,14 @@ def _moe(count: int, dtype: torch.dtype) -> None:
         linear.few_rows(x, _dense(dtype, 1, 2048, 2048), _empty(2048), 1e-6)
         linear.few_rows(x, _dense(dtype, 1, 2048, 2048), residual=x)
         few_experts.routed_rows(x, router, bank, _empty(2048), 1e-6, x)
+
+
+def _norms(count: int, dtype: torch.dtype) -> None:
+    """Of rows as wide as V2-Lite's and V3's, and the product of V3's router."""
+    for width in (2048, 7168):
+        rows.norm(_empty(count, width), _empty(width), 1e-6, dtype)
+        rows.add_norm(_empty(count, width), _empty(count, width), _empty(width), 1e-6, dtype)
+    precise.precise(_empty(count, 7168), _dense(torch.float32, 1, 256, 7168))
 
 
 def _choice(count: int) -> None:

@@ -21,6 +21,8 @@ _FP32 = Tolerance(2e-5, 2e-5)
 _BF16 = Tolerance(1e-4, 2.0**-7)
 TOLERANCES = {
     "linear": _FP32,
+    "norm": _FP32,
+    "memory": _FP32,
     "hyper": _FP32,
     "latent": _FP32,
     "compress": Tolerance(5e-5, 5e-5),

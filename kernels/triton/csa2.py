@@ -1,4 +1,5 @@
-"""V4.1's own operators of the triton backend: pooled latents, entry choice within candidates, single-pass mixing."""
+"""V4.1's own operators of the triton backend: pooled latents, entry choice within candidates, single-pass mixing, the
+n-gram memory."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.csa2 import ChoiceSpec
+from kernels.csa2 import ChoiceSpec, EngramSpec
 from kernels.operands import Pages, Ragged, RopeTable, Selection
 from kernels.reference import csa2 as definition
 from kernels.reference.top_k import top_k
 from kernels.staging import on_device
+from kernels.triton import engram as tile
 from kernels.triton.engine.compress import pool, store_entries
 from kernels.triton.engine.index import TopK, score_entries, turn_heads
+from kernels.triton.engine.rows import norm
 from kernels.triton.engine.streams import hyper_collapse, hyper_mix
 
 
@@ -65,8 +68,33 @@ def _allowed(scores: Tensor, candidates: Selection, spec: ChoiceSpec) -> Tensor:
     return inside[:, :blocks].repeat_interleave(spec.block_entries, 1)[:, : scores.shape[1]]
 
 
+def engram(x: Tensor, projected: Tensor, alive: Tensor, spec: EngramSpec) -> Tensor:
+    """As reference.csa2.engram."""
+    out = torch.empty_like(x)
+    tile.launch_gate(x, projected, alive, spec.query_norm, spec.key_norm, spec.norm_eps, out)
+    return out
+
+
+def hash_rows(recent: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor, pad: int) -> Tensor:
+    """As reference.engram.hash_rows."""
+    rows = torch.empty(len(recent), *primes.shape, dtype=torch.int64, device=recent.device)
+    tile.hash_rows(recent, multipliers, primes, offsets, pad, rows)
+    return rows
+
+
+def gather(rows: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """As reference.engram.gather, in fp32."""
+    out = torch.empty(len(rows), rows.shape[1] * codes.shape[1], dtype=torch.float32, device=rows.device)
+    tile.launch_gather(rows, codes, scales, out)
+    return out
+
+
 OPS = replace(
     definition.OPS,
+    norm=norm,
+    engram=engram,
+    hash_rows=hash_rows,
+    gather=gather,
     hyper_mix=hyper_mix,
     hyper_collapse=hyper_collapse,
     pool=pool,

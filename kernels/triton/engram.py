@@ -36,6 +36,11 @@ def hash_rows(recent: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tens
 def gather(rows: Tensor, codes: Tensor, scales: Tensor, out: Tensor, first: int = 0, together: int = 16) -> None:
     """Fill out bf16 [tokens, columns * width]; operands as in the definition. Raises KernelError."""
     check_gather(rows, codes, scales, out)
+    launch_gather(rows, codes, scales, out, first, together)
+
+
+def launch_gather(rows: Tensor, codes: Tensor, scales: Tensor, out: Tensor, first: int = 0, together: int = 16) -> None:
+    """The same of operands that are known to fit; out may be fp32."""
     if rows.numel():
         _gather[(triton.cdiv(rows.numel(), together),)](
             rows, codes, scales, out, rows.numel(), first, codes.shape[0],
@@ -49,6 +54,14 @@ def gate(
 ) -> None:  # fmt: skip
     """Fill out bf16 [rows, 4, hidden] (it may be x); operands as in the definition. Raises KernelError."""
     check_gate(x, projected, alive, query, key, out)
+    launch_gate(x, projected, alive, query, key, eps, out, turns)
+
+
+def launch_gate(
+    x: Tensor, projected: Tensor, alive: Tensor, query: Tensor, key: Tensor, eps: float, out: Tensor,
+    turns: Turns | None = None,
+) -> None:  # fmt: skip
+    """The same of operands that are known to fit: of any number of streams, in bf16 or fp32."""
     rows, streams, hidden = x.shape
     taken = turns or turns_for(rows)
     if rows:
@@ -101,7 +114,8 @@ def _gather(rows, codes, scales, out, count, first, held, WIDTH: tl.constexpr, T
     byte = byte.to(tl.int32)
     power = tl.where(byte == 0, 0x00400000, tl.where(byte == 255, 0x7FC00000, byte << 23)).to(tl.float32, bitcast=True)
     value = code * tl.expand_dims(power, 2)
-    tl.store(out + which[:, None, None] * WIDTH + column, value.to(tl.bfloat16), mask=(which < count)[:, None, None])
+    place = out + which[:, None, None] * WIDTH + column
+    tl.store(place, value.to(out.dtype.element_ty), mask=(which < count)[:, None, None])
 
 
 @triton.jit
@@ -128,4 +142,4 @@ def _gate(
         dot = tl.sum(value * weight * keys, 0) * unit / tl.sqrt(HIDDEN * 1.0)
         root = tl.sqrt(tl.maximum(tl.abs(dot), 1e-6))
         opened = tl.where(tl.load(alive + row), tl.sigmoid(tl.where(dot < 0, -root, root)), 0.0)
-        tl.store(out + place, (value + opened * memory).to(tl.bfloat16), mask=inside)
+        tl.store(out + place, (value + opened * memory).to(out.dtype.element_ty), mask=inside)

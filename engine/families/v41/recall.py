@@ -14,6 +14,7 @@ import torch
 from engine.checkpoint.table import RowTable, may_be_pinned
 from engine.families.v41.hashing import NOTHING, EngramHash
 from kernels import Ops
+from kernels.csa2 import csa2_ops
 from kernels.operands import Ragged, Ring
 from kernels.staging import staged
 
@@ -23,7 +24,7 @@ class Recall:
 
     def __init__(self, classes: np.ndarray, hashing: EngramHash, tables: Sequence[RowTable], ops: Ops) -> None:
         """`tables` in the order of their layers. On a GPU they must be `fits`."""
-        self._ops, self._heads, self._pad = ops, hashing.heads, hashing.pad
+        self._ops, self._csa2, self._pad = ops, csa2_ops(ops.name), hashing.pad
         self._classes, self._multipliers, self._primes, self._offsets = (
             torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(ops.device)
             for array in (classes, hashing.multipliers, hashing.primes, hashing.offsets)
@@ -44,18 +45,17 @@ class Recall:
         held = ring.storage[slots[:, None], ring.offset + at.clamp_min(0) % ring.capacity]
         recent = torch.cat([classes[:, None], torch.where(at < 0, NOTHING, held.to(torch.int64))], 1)
         self._ops.store_rows(classes.to(torch.float32)[:, None], 0, rows, ring)
-        return self._hashed(recent)
+        return self._csa2.hash_rows(recent, self._multipliers, self._primes, self._offsets, self._pad)
 
     def values(self, numbers: torch.Tensor, place: int) -> torch.Tensor:
         """What the rows of the table `place` hold: fp32 [rows, columns * width]."""
-        return self._tables[place].rows(numbers[:, place]).flatten(1)
+        table, wanted, gather = self._tables[place], numbers[:, place], self._csa2.gather
+        if gather is not None and table.scale is not None and _is_grouped(table.weight, table.scale):
+            return gather(wanted.contiguous(), table.weight, table.scale)
+        return table.rows(wanted).flatten(1)
 
-    def _hashed(self, recent: torch.Tensor) -> torch.Tensor:
-        """As engine.families.v41.hashing.EngramHash.rows."""
-        classes = torch.where((recent == NOTHING).cumsum(1) > 0, self._pad, recent)
-        products = (classes[:, None, :] * self._multipliers).unbind(2)
-        mixed, found = products[0], []
-        for product in products[1:]:
-            mixed = mixed ^ product
-            found.append(mixed[..., None].expand(-1, -1, self._heads))
-        return torch.cat(found, 2) % self._primes + self._offsets
+
+def _is_grouped(codes: torch.Tensor, scales: torch.Tensor) -> bool:
+    """Whether rows are a power of two of E4M3 codes with a scale for 32 of them."""
+    width = codes.shape[1]
+    return codes.dtype == torch.float8_e4m3fn and scales.shape[1] * 32 == width and not width & (width - 1)

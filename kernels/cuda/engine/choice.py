@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.cuda import gate as gate_kernel
 from kernels.cuda import top_k as top_k_kernel
 from kernels.cuda.engine import domain
+from kernels.cuda.engine.index import Workspaces, workspaces
 from kernels.cuda.engine.index import index_topk as of_records
 from kernels.operands import GroupRouterSpec, IndexerSpec, Pages, Ragged, RopeTable, RouterSpec, Selection
 from kernels.reference.gate import GateOperands, GateSpec, Score
@@ -15,6 +16,8 @@ from kernels.reference.route import route as route_by_torch
 from kernels.reference.top_k import top_k as top_k_by_torch
 from kernels.triton.engine import index, invariant, routing
 from kernels.triton.engine.linear import linear
+
+_SHARED = workspaces()
 
 
 def route(x: Tensor, tokens: Tensor, spec: RouterSpec) -> tuple[Tensor, Tensor]:
@@ -62,11 +65,12 @@ def top_k(scores: Tensor, count: int, lengths: Tensor | None = None) -> Tensor:
 
 
 def index_topk(
-    queries: Tensor, projected: Tensor, spec: IndexerSpec, ragged: Ragged, pages: Pages, rope: RopeTable
-) -> Selection:
-    """As reference.index.index_topk."""
+    queries: Tensor, projected: Tensor, spec: IndexerSpec, ragged: Ragged, pages: Pages, rope: RopeTable,
+    workspace_on: Workspaces = _SHARED,
+) -> Selection:  # fmt: skip
+    """As reference.index.index_topk. Launches that overlap in time must have each a workspace of its own."""
     if pages.are_records and spec.mixing is not None:
-        return of_records(queries, projected, spec, spec.mixing, ragged, pages, rope)
+        return of_records(queries, projected, spec, spec.mixing, ragged, pages, rope, workspace_on)
     return index.index_topk(queries, projected, spec, ragged, pages, rope, top_k)
 
 

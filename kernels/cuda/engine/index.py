@@ -6,6 +6,8 @@ Formats: reference/records.py. A row's choice is unique, whatever else is in the
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 import triton
@@ -42,6 +44,15 @@ def store_index_key(projected: Tensor, spec: IndexKeySpec, ragged: Ragged, pages
     )  # fmt: skip
 
 
+Workspaces: TypeAlias = Callable[[torch.device], fused.Workspace]
+"""Memory on a device for launches that follow one another: one engine's."""
+
+
+def workspaces() -> Workspaces:
+    """Of one engine: made where it first launches, then always the same."""
+    return functools.cache(lambda device: fused.workspace_of(device))
+
+
 def store_mixed(keys: Tensor, mixing: IndexMixing, ragged: Ragged, pages: Pages) -> None:
     """Write keys fp32 [windows, 128] as the entries of `ragged.windows[pages.rate]`: reference.storage.store_mixed."""
     on, rows, scales = staged(ragged, keys.device), len(keys), pages.scales
@@ -57,7 +68,7 @@ def store_mixed(keys: Tensor, mixing: IndexMixing, ragged: Ragged, pages: Pages)
 
 def index_topk(
     queries: Tensor, projected: Tensor, spec: IndexerSpec, mixing: IndexMixing, ragged: Ragged, pages: Pages,
-    rope: RopeTable,
+    rope: RopeTable, workspace_on: Workspaces,
 ) -> Selection:  # fmt: skip
     """As reference.index.index_topk, of keys that are records."""
     on, rows = staged(ragged, queries.device), len(queries)
@@ -76,7 +87,7 @@ def index_topk(
     for sequences, run in alike(ragged):
         part, own = slice(run.start, run.stop), slice(sequences.start, sequences.stop)
         given = MqaOperands(asked[part], shares[part], _keys(pages, on.tables[own]), ends[part])
-        _choose(given, columns, len(run) // len(sequences), chosen[part])
+        _choose(given, columns, len(run) // len(sequences), workspace_on, chosen[part])
     return Selection(chosen.clamp_min(0), ends.clamp_max(spec.topk))
 
 
@@ -87,21 +98,15 @@ def _keys(pages: Pages, tables: Tensor) -> IndexKeys:
     return IndexKeys(values, scales.storage[:, scales.offset : scales.offset + scales.entries], tables)
 
 
-def _choose(given: MqaOperands, columns: int, tokens: int, chosen: Tensor) -> None:
+def _choose(given: MqaOperands, columns: int, tokens: int, workspace_on: Workspaces, chosen: Tensor) -> None:
     """The best keys of rows of which each sequence has `tokens`."""
     rows, device = len(chosen), chosen.device
     if not domain.writes_scores(tokens, rows, columns):
-        fused.indexer_top_k(given, columns, _workspace(device), chosen)
+        fused.indexer_top_k(given, columns, workspace_on(device), chosen)
         return
     scores = torch.empty(rows, -(-columns // 4) * 4, device=device)[:, :columns]
     scoring.mqa_logits(given, scores)
     choosing.top_k(scores, given.ends, chosen)
-
-
-@functools.cache
-def _workspace(device: torch.device) -> fused.Workspace:
-    """One for all launches: an engine's follow one another."""
-    return fused.workspace_of(device)
 
 
 def _cast(mixing: IndexMixing) -> dict[str, object]:

@@ -20,6 +20,7 @@ from kernels.reference.dense_decode import VALUE_WIDTH, WIDTH, PagedLatents, Pag
 from kernels.staging import staged
 from kernels.triton.engine import invariant
 from kernels.triton.engine import latent as by_triton
+from kernels.triton.engine.chained import LAUNCH, chain, follow
 
 _INVARIANT_SPAN = 2048  # keys
 _LEAST_SPAN, _USUAL_KEYS = 512, 8192  # of a split: its shortest span, and the context it suits best
@@ -47,7 +48,7 @@ def rotated(absorbed: Tensor, turning: Tensor, spec: MlaSpec, ragged: Ragged, ro
     out = torch.empty(len(absorbed), spec.heads, WIDTH, dtype=torch.bfloat16, device=absorbed.device)
     _rotated[(len(absorbed), spec.heads)](
         absorbed, absorbed.stride(0), turning, turning.stride(0), staged(ragged, absorbed.device).positions, rope.cos,
-        rope.sin, out, HEADS=spec.heads, RANK=spec.rank, PAIRS=spec.rope // 2, num_warps=4,
+        rope.sin, out, HEADS=spec.heads, RANK=spec.rank, PAIRS=spec.rope // 2, num_warps=4, **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -110,6 +111,8 @@ def _rotated(
     absorbed, absorbed_stride, turning, turning_stride, positions, cosine, sine, out, HEADS: tl.constexpr,
     RANK: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
+    follow()
+    chain()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel, pair = tl.arange(0, RANK), tl.arange(0, PAIRS)
     target = out + (row * HEADS + head) * (RANK + 2 * PAIRS)

@@ -15,9 +15,9 @@ from kernels.reference.scaled import Scaled, ScaledExperts
 from kernels.triton.engine import latent as by_triton
 from kernels.triton.engine import mla_layer as whole_by_triton
 from kernels.triton.engine.experts import expert_rows
-from kernels.triton.engine.linear import FEW_ROWS
+from kernels.triton.engine.linear import FEW_ROWS, read_as
 from kernels.triton.engine.linear import linear as dense_linear
-from kernels.triton.engine.rows import norm
+from kernels.triton.engine.rows import add_norm, norm
 
 
 def mla_layer(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
@@ -26,21 +26,21 @@ def mla_layer(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: Ro
     if not _is_kept(layer) and not takes(layer.attention, pages, len(x)):
         return whole_by_triton.mla_layer(x, layer, ragged, pages, rope)
     spec, eps, router = layer.attention, layer.norm_eps, layer.router
-    projected = linear(norm(x, layer.attention_norm, eps), layer.input)
+    projected = normed_linear(x, layer.attention_norm, eps, layer.input)
     store_latent(projected, spec, ragged, pages, rope)
     queries = projected
     if layer.query is not None and layer.query_norm is not None:
         rank = layer.query_norm.shape[0]
-        queries = linear(norm(projected[:, :rank], layer.query_norm, spec.norm_eps), layer.query)
-    x = x + linear(_attended(queries, spec, ragged, pages, rope), layer.output)
-    normed = norm(x, layer.mlp_norm, eps)
+        queries = normed_linear(projected[:, :rank], layer.query_norm, spec.norm_eps, layer.query)
+    attended = linear(_attended(queries, spec, ragged, pages, rope, _read_as(layer.output, len(x))), layer.output)
+    x, normed, rounded = add_norm(x, attended, layer.mlp_norm, eps, _read_as(layer.experts.gate, len(x)))
     if router is None:
         chosen, weights = x.new_empty(len(x), 0, dtype=torch.int32), x.new_empty(len(x), 0)
     else:
         chosen, weights = choose_in_groups(linear(normed, router.gate), router)
     if isinstance(layer.experts.gate, ScaledExperts):
         return scaled.experts(normed, chosen, weights, layer.experts, x)
-    return expert_rows(normed, chosen, weights, layer.experts, None, 0.0, x)
+    return expert_rows(rounded, chosen, weights, layer.experts, None, 0.0, x)
 
 
 def linear(x: Tensor, weight: Weights) -> Tensor:
@@ -48,17 +48,31 @@ def linear(x: Tensor, weight: Weights) -> Tensor:
     return scaled.linear(x, weight) if isinstance(weight, Scaled) else dense_linear(x, weight)
 
 
+def normed_linear(x: Tensor, weight_of_norm: Tensor, eps: float, weight: Weights) -> Tensor:
+    """`linear` of the norm of x, whose rows may stand apart."""
+    if isinstance(weight, Scaled) and scaled.takes_norms(weight):
+        return scaled.normed_linear(x, weight_of_norm, eps, weight)
+    return linear(norm(x, weight_of_norm, eps, _read_as(weight, len(x))), weight)
+
+
+def _read_as(weight: Weights, rows: int) -> torch.dtype:
+    """The type that a product of so many rows reads; weights that are kept cast it themselves."""
+    return torch.float32 if isinstance(weight, Scaled | ScaledExperts) else read_as(weight, rows)
+
+
 def _is_kept(layer: MlaLayer) -> bool:
     weights = (layer.input, layer.query, layer.output, layer.experts.gate)
     return any(isinstance(weight, Scaled | ScaledExperts) for weight in weights)
 
 
-def _attended(queries: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
-    """The heads' values [rows, heads * value], of queries [rows, >= heads * (nope + rope)]."""
+def _attended(
+    queries: Tensor, spec: MlaSpec, ragged: Ragged, pages: Pages, rope: RopeTable, kind: torch.dtype
+) -> Tensor:
+    """The heads' values [rows, heads * value] in the type `kind`, of queries [rows, >= heads * (nope + rope)]."""
     still, end = spec.heads * spec.nope, spec.heads * (spec.nope + spec.rope)
-    absorbed, turning = dense_linear(queries[:, :still].contiguous(), spec.absorb), queries[:, still:end]
+    absorbed, turning = dense_linear(queries[:, :still], spec.absorb), queries[:, still:end]
     if domain.attends_densely(spec, pages, len(queries)):
         mixed = attend_all(rotated(absorbed, turning, spec, ragged, rope), spec, ragged, pages).flatten(1)
         few = len(queries) <= FEW_ROWS  # whose product takes fp32
-        return dense_linear(mixed.to(torch.float32) if few else mixed, spec.output)
-    return dense_linear(by_triton.attend_latent(absorbed, turning, spec, ragged, pages, None, rope), spec.output)
+        return dense_linear(mixed.to(torch.float32) if few else mixed, spec.output, kind)
+    return dense_linear(by_triton.attend_latent(absorbed, turning, spec, ragged, pages, None, rope), spec.output, kind)

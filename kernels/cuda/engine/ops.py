@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
 from kernels.cuda.engine import domain, scaled
 from kernels.cuda.engine.attend import attend, attend_invariant
 from kernels.cuda.engine.choice import index_topk, route, route_groups, route_invariant
-from kernels.cuda.engine.index import store_index_key
+from kernels.cuda.engine.index import store_index_key, workspaces
 from kernels.cuda.engine.latent import attend_latent, attend_latent_invariant
 from kernels.cuda.engine.mla_layer import linear, mla_layer
 from kernels.cuda.engine.records import compress, store_latent
 from kernels.cuda.engine.window_records import store_rows
 from kernels.operands import ExpertBank
+from kernels.ops import Ops
 from kernels.reference.scaled import ScaledExperts
 from kernels.triton.engine.invariant import layer_with
 from kernels.triton.engine.ops import INVARIANT as TRITON_INVARIANT
@@ -25,6 +27,11 @@ def experts(x: Tensor, chosen: Tensor, weights: Tensor, bank: ExpertBank) -> Ten
     """As reference.experts.experts."""
     of = scaled if isinstance(bank.gate, ScaledExperts) else TRITON
     return of.experts(x, chosen, weights, bank)
+
+
+def of_one_engine(ops: Ops) -> Ops:
+    """The same operators with memory of their own: what two engines launch may overlap."""
+    return replace(ops, index_topk=partial(index_topk, workspace_on=workspaces()))
 
 
 OPS = replace(

@@ -22,6 +22,7 @@ from kernels.reference.gemm import DEPTH, Activations, Fp4Weights, Fp8Weights, p
 from kernels.reference.scaled import CAST, Scaled, ScaledExperts
 from kernels.triton.cast import cast_rows
 from kernels.triton.dispatch import plan as make_places
+from kernels.triton.engine.chained import LAUNCH, chain, follow
 from kernels.triton.scaling import magnitude, scale_of
 from kernels.triton.swiglu import swiglu_cast
 
@@ -37,12 +38,34 @@ def keep(weights: Fp8Weights | Fp4Weights, order: Tensor | None = None) -> Scale
 
 def linear(x: Tensor, weight: Scaled) -> Tensor:
     """As reference.scaled.linear."""
-    groups, outputs, channels = _shape(weight)
+    groups, _, channels = _shape(weight)
     rows = len(x)
     activations = _room(groups, rows, channels, x.device)
     for group in range(groups):
         part = x[:, group * channels : (group + 1) * channels]
         cast_rows(part, CAST, activations.codes[group], activations.scales[group, :, :rows].T)
+    return _multiplied(activations, weight, rows)
+
+
+def takes_norms(weight: Scaled) -> bool:
+    """Whether `normed_linear` multiplies with these weights: of one matrix, not of several that share a row."""
+    return _shape(weight)[0] == 1
+
+
+def normed_linear(x: Tensor, norm: Tensor, eps: float, weight: Scaled) -> Tensor:
+    """`linear` of the norm of x [rows, channels], whose rows may stand apart: normed and cast in one launch."""
+    (rows, channels), groups = x.shape, triton.next_power_of_2(x.shape[1] // DEPTH)
+    activations = _room(1, rows, channels, x.device)
+    _cast_norms[(rows,)](
+        x, x.stride(0), norm, activations.codes, activations.scales, activations.scales.stride(1), eps, WIDTH=channels,
+        GROUPS=groups, FLOOR=CAST.floor, num_warps=4 if groups <= 32 else 8, **LAUNCH,
+    )  # fmt: skip
+    return _multiplied(activations, weight, rows)
+
+
+def _multiplied(activations: Activations, weight: Scaled, rows: int) -> Tensor:
+    """fp32 [rows, groups * outputs], every output where it belongs."""
+    groups, outputs, _ = _shape(weight)
     found = _product(activations, weight, None, None, rows)
     product = found[0] if groups == 1 else found.transpose(0, 1).reshape(rows, groups * outputs)
     return (product if weight.order is None else product[:, weight.order]).to(torch.float32)
@@ -140,6 +163,23 @@ def _narrowed(value, FLOOR: tl.constexpr):
     """Codes and scales of fp32 [groups, 128], as reference/cast.py has them."""
     scale, factor = scale_of(tl.max(magnitude(value), 1), 0, 448.0, FLOOR)
     return (value * factor[:, None]).to(tl.float8e4nv), scale
+
+
+@triton.jit
+def _cast_norms(
+    x, stride, norm, codes, scales, padded, eps, WIDTH: tl.constexpr, GROUPS: tl.constexpr, FLOOR: tl.constexpr,
+):  # fmt: skip
+    """One row, normed and cast."""
+    row, group, lane = tl.program_id(0).to(tl.int64), tl.arange(0, GROUPS), tl.arange(0, 128)
+    at = group[:, None] * 128 + lane[None, :]
+    follow()
+    share = tl.load(norm + at, mask=at < WIDTH, other=0.0)
+    chain()
+    value = tl.load(x + row * stride + at, mask=at < WIDTH, other=0.0)
+    value *= tl.rsqrt(tl.sum(tl.sum(value * value, 1), 0) / WIDTH + eps)
+    code, scale = _narrowed(value * share, FLOOR)
+    tl.store(codes + row * WIDTH + at, code, mask=at < WIDTH)
+    tl.store(scales + group.to(tl.int64) * padded + row, scale, mask=group < WIDTH // 128)
 
 
 @triton.jit

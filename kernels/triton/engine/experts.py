@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.operands import ExpertBank
+from kernels.triton.engine.chained import LAUNCH, chain, follow
 from kernels.triton.engine.few_experts import chosen_rows, gated
 from kernels.triton.engine.linear import FEW_ROWS
 from kernels.triton.engine.rows import norm as norm_rows
@@ -38,26 +39,26 @@ def many(
     (rows, hidden), slots, inner, count = x.shape, chosen.shape[1] + 1, bank.inner, bank.experts + 1
     kind = torch.bfloat16 if bank.gate.rounds else torch.float32
     middle = torch.empty(rows * slots, inner, dtype=kind, device=x.device)
-    parts, out = x.new_empty(rows * slots, hidden), x.new_empty(rows, hidden)
+    parts, out = (torch.empty(size, hidden, device=x.device) for size in (rows * slots, rows))
     places = torch.empty(count, rows, dtype=torch.int32, device=x.device)
     counts = torch.empty(count, dtype=torch.int32, device=x.device)
-    _gather[(count,)](chosen, places, counts, rows, SLOTS=slots, LAST=bank.experts, LANES=1024, num_warps=4)
+    _gather[(count,)](chosen, places, counts, rows, SLOTS=slots, LAST=bank.experts, LANES=1024, num_warps=4, **LAUNCH)
     block = block or max(16, min(64, triton.next_power_of_2(2 * triton.cdiv(rows * slots, count))))
     blocks = triton.cdiv(rows, block)
     shape = {"ROWS": block, "DEEP": 64 if bank.gate.rounds else 32, "SLOTS": slots, "ROUNDS": bank.gate.rounds}
     limited = math.isfinite(bank.limit)
     _entering[(triton.cdiv(inner, 64), blocks, count)](
         x.to(kind), bank.gate.matrix, bank.up.matrix, places, counts, middle, bank.limit if limited else 0.0, rows,
-        hidden, inner, COLUMNS=64, LIMITED=limited, num_warps=4, num_stages=3, **shape,
+        hidden, inner, COLUMNS=64, LIMITED=limited, num_warps=4, num_stages=3, **shape, **LAUNCH,
     )  # fmt: skip
     _leaving[(triton.cdiv(hidden, 64), blocks, count)](
         middle, bank.down.matrix, places, counts, weights, parts, rows, hidden, inner, COLUMNS=64, num_warps=4,
-        num_stages=3, **shape,
+        num_stages=3, **shape, **LAUNCH,
     )  # fmt: skip
     wide = triton.next_power_of_2(hidden)
     _sum_slots[(rows, triton.cdiv(hidden, 1024))](
         parts, x if residual is None else residual, out, hidden, SLOTS=slots, WIDE=min(wide, 1024),
-        ADD=residual is not None, num_warps=4,
+        ADD=residual is not None, num_warps=4, **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -67,6 +68,8 @@ def _gather(
     chosen, places, counts, rows, SLOTS: tl.constexpr, LAST: tl.constexpr, LANES: tl.constexpr
 ):  # fmt: skip
     """The places that chose one expert, in their order, and how many there are."""
+    follow()
+    chain()
     expert = tl.program_id(0)
     found = 0
     for first in range(0, rows * SLOTS, LANES):
@@ -86,6 +89,8 @@ def _entering(
     DEEP: tl.constexpr, SLOTS: tl.constexpr, LIMITED: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """silu(gate x) * up x for COLUMNS channels of one expert and ROWS of its places."""
+    follow()
+    chain()
     expert, first = tl.program_id(2).to(tl.int64), tl.program_id(1) * ROWS
     count = tl.load(counts + expert)
     if first < count:
@@ -114,6 +119,8 @@ def _leaving(
     DEEP: tl.constexpr, SLOTS: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS outputs of one expert for ROWS of its places, times their weights."""
+    follow()
+    chain()
     expert, first = tl.program_id(2).to(tl.int64), tl.program_id(1) * ROWS
     count = tl.load(counts + expert)
     if first < count:
@@ -139,6 +146,8 @@ def _leaving(
 def _sum_slots(
     parts, residual, out, hidden, SLOTS: tl.constexpr, WIDE: tl.constexpr, ADD: tl.constexpr
 ):  # fmt: skip
+    follow()
+    chain()
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     total = tl.zeros((WIDE,), tl.float32)
     if ADD:

@@ -38,7 +38,7 @@ from kernels.triton.engine import latent as latents
 from kernels.triton.engine import streams
 from kernels.triton.engine.linear import few_rows
 from kernels.triton.engine.routing import choose_in_groups
-from kernels.triton.engine.rows import norm
+from kernels.triton.engine.rows import add_norm, norm
 
 PARTS = 8  # of every row's keys
 _EXPERT_ROWS = 16  # of one program of an expert's product
@@ -109,22 +109,22 @@ def _mla_layer(
     rope: RopeTable,
 ) -> Tensor:  # fmt: skip
     spec, eps = layer.attention, layer.norm_eps
-    projected = linear(norm(x, layer.attention_norm, eps), layer.input)
+    kind = torch.bfloat16 if layer.input.rounds else torch.float32  # as the products read them
+    projected = linear(norm(x, layer.attention_norm, eps, kind), layer.input)
     store_latent(projected, spec, ragged, pages, rope)
     queries = projected
     if layer.query is not None and layer.query_norm is not None:
         rank = layer.query_norm.shape[0]
-        queries = linear(norm(projected[:, :rank], layer.query_norm, spec.norm_eps), layer.query)
+        queries = linear(norm(projected[:, :rank], layer.query_norm, spec.norm_eps, kind), layer.query)
     still, end = spec.heads * spec.nope, spec.heads * (spec.nope + spec.rope)
     absorbed, turning = linear(queries[:, :still], spec.absorb), queries[:, still:end]
     mixed = attend_latent(absorbed, turning, spec, ragged, pages, None, rope)
-    x = x + linear(linear(mixed, spec.output), layer.output)
-    normed = norm(x, layer.mlp_norm, eps)
+    x, normed, rounded = add_norm(x, linear(linear(mixed, spec.output), layer.output), layer.mlp_norm, eps, kind)
     if layer.router is None:
         chosen, weights = x.new_empty(len(x), 0, dtype=torch.int32), x.new_empty(len(x), 0)
     else:
         chosen, weights = route_groups(normed, layer.router)
-    return x + experts(normed, chosen, weights, layer.experts)
+    return x + experts(rounded, chosen, weights, layer.experts)
 
 
 def _coefficients(x: Tensor, site: HyperSite | HyperHead) -> Tensor:

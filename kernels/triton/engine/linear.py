@@ -10,23 +10,32 @@ from torch import Tensor
 from kernels.reference.linear import Dense
 from kernels.reference.linear import linear as linear_by_library
 from kernels.triton.engine.chained import LAUNCH, chain, follow
+from kernels.triton.engine.precise import precise, takes
 
 FEW_ROWS = 4  # up to as many the product is bound by reading the weights, and tensor cores have nothing to do
 _TILE = 16_384  # bytes of weights that one program holds at a time
 
 
-def linear(x: Tensor, weight: Dense) -> Tensor:
-    """As reference.linear.linear."""
-    if x.shape[0] <= FEW_ROWS:
+def read_as(weight: Dense, rows: int) -> torch.dtype:
+    """The type that a product of so many rows reads: one that is given it rounds nothing any more."""
+    return torch.bfloat16 if weight.rounds and rows > FEW_ROWS else torch.float32
+
+
+def linear(x: Tensor, weight: Dense, kind: torch.dtype = torch.float32) -> Tensor:
+    """As reference.linear.linear; rows of x may stand apart. `kind`: what `read_as` says of who reads the product."""
+    rows = x.shape[0]
+    if rows <= FEW_ROWS:
         return few_rows(x, weight)
     if not weight.rounds:
-        return linear_by_library(x, weight)
+        return precise(x, weight) if takes(weight) else linear_by_library(x, weight)
     groups, columns, inner = weight.matrix.shape
-    parts = x.to(torch.bfloat16).view(x.shape[0], groups, inner).transpose(0, 1)
+    parts, out = x.to(torch.bfloat16).view(rows, groups, inner), x.new_empty(rows, groups * columns, dtype=kind)
+    more = {} if kind == torch.bfloat16 else {"out_dtype": kind}
     if groups == 1:
-        return torch.mm(parts[0], weight.matrix[0].T, out_dtype=torch.float32)
-    product = torch.bmm(parts, weight.matrix.transpose(1, 2), out_dtype=torch.float32)
-    return product.transpose(0, 1).reshape(x.shape[0], groups * columns)
+        return torch.mm(parts[:, 0], weight.matrix[0].T, **more, out=out)
+    matrices = weight.matrix.transpose(1, 2)
+    torch.bmm(parts.transpose(0, 1), matrices, **more, out=out.view(rows, groups, columns).transpose(0, 1))
+    return out
 
 
 def few_rows(

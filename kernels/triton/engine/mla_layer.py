@@ -9,9 +9,9 @@ from kernels.operands import MlaLayer, Pages, Ragged, RopeTable
 from kernels.triton.engine import latent
 from kernels.triton.engine.experts import expert_rows
 from kernels.triton.engine.few_experts import chosen_rows, routed_rows
-from kernels.triton.engine.linear import FEW_ROWS, few_rows, linear
+from kernels.triton.engine.linear import FEW_ROWS, few_rows, linear, read_as
 from kernels.triton.engine.routing import choose_in_groups
-from kernels.triton.engine.rows import norm
+from kernels.triton.engine.rows import add_norm, norm
 
 
 def mla_layer(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
@@ -31,20 +31,20 @@ def _few(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTab
 
 
 def _many(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
-    spec, eps, router = layer.attention, layer.norm_eps, layer.router
-    projected = linear(norm(x, layer.attention_norm, eps), layer.input)
+    spec, eps, router, kind = layer.attention, layer.norm_eps, layer.router, read_as(layer.input, len(x))
+    projected = linear(norm(x, layer.attention_norm, eps, kind), layer.input)
     latent.store_latent(projected, spec, ragged, pages, rope)
     queries = projected
     if layer.query is not None and layer.query_norm is not None:
         rank = layer.query_norm.shape[0]
-        queries = linear(norm(projected[:, :rank], layer.query_norm, spec.norm_eps), layer.query)
+        queries = linear(norm(projected[:, :rank], layer.query_norm, spec.norm_eps, kind), layer.query)
     still, end = spec.heads * spec.nope, spec.heads * (spec.nope + spec.rope)
-    absorbed, turning = linear(queries[:, :still].contiguous(), spec.absorb), queries[:, still:end]
+    absorbed, turning = linear(queries[:, :still], spec.absorb), queries[:, still:end]
     mixed = latent.attend_latent(absorbed, turning, spec, ragged, pages, None, rope)
-    x = x + linear(linear(mixed, spec.output), layer.output)
-    normed = norm(x, layer.mlp_norm, eps)
+    attended = linear(linear(mixed, spec.output, kind), layer.output)
+    x, normed, rounded = add_norm(x, attended, layer.mlp_norm, eps, kind)
     chosen, weights = _nobody(x) if router is None else choose_in_groups(linear(normed, router.gate), router)
-    return expert_rows(normed, chosen, weights, layer.experts, None, 0.0, x)
+    return expert_rows(rounded, chosen, weights, layer.experts, None, 0.0, x)
 
 
 def _nobody(x: Tensor) -> tuple[Tensor, Tensor]:

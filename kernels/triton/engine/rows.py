@@ -9,6 +9,10 @@ from torch import Tensor
 
 from kernels.operands import LatentSpec, Ragged, Ring, RopeTable
 from kernels.staging import staged
+from kernels.triton.engine.chained import LAUNCH, chain, follow
+
+_FP32 = torch.float32
+_CHANNELS = 4096  # of a row, that four warps take
 
 
 def latent(
@@ -26,15 +30,31 @@ def latent(
     return query, keys
 
 
-def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As reference.norm.norm; rows of x may stand apart."""
+def norm(x: Tensor, weight: Tensor, eps: float, kind: torch.dtype = _FP32) -> Tensor:
+    """As reference.norm.norm, rounded to `kind`; rows of x may stand apart."""
+    out = x.new_empty(x.shape, dtype=kind)
+    _launch(x, x, weight, x, out, out, eps, add=False)
+    return out
+
+
+def add_norm(x: Tensor, more: Tensor, weight: Tensor, eps: float, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """x + more, both [rows, width]; its norm; and that rounded to `kind`, of which one is all there is in fp32."""
+    total, normed = torch.empty_like(x), torch.empty_like(x)
+    rounded = normed if kind == _FP32 else x.new_empty(x.shape, dtype=kind)
+    _launch(x, more, weight, total, normed, rounded, eps, add=True)
+    return total, normed, rounded
+
+
+def _launch(
+    x: Tensor, more: Tensor, weight: Tensor, total: Tensor, normed: Tensor, rounded: Tensor, eps: float, add: bool
+) -> None:
     rows, width = x.shape
-    out = x.new_empty(rows, width)
+    wide = triton.next_power_of_2(width)
     if rows:
         _norm[(rows,)](
-            x, x.stride(0), weight, out, eps, WIDTH=width, WIDE=triton.next_power_of_2(width), num_warps=4
+            x, x.stride(0), more, weight, total, normed, rounded, eps, WIDTH=width, WIDE=wide, ADD=add,
+            BOTH=rounded is not normed, num_warps=4 if wide <= _CHANNELS else 8, **LAUNCH,
         )  # fmt: skip
-    return out
 
 
 def store_rows(rows: Tensor, column: int, ragged: Ragged, ring: Ring) -> None:
@@ -55,10 +75,25 @@ def normed(value, weight, channel, eps, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _norm(x, stride, weight, out, eps, WIDTH: tl.constexpr, WIDE: tl.constexpr):
+def _norm(
+    x, stride, more, weight, total, out, rounded, eps, WIDTH: tl.constexpr, WIDE: tl.constexpr, ADD: tl.constexpr,
+    BOTH: tl.constexpr,
+):  # fmt: skip
+    """One row. Weights are nobody's result: they are asked for before the kernels ahead have ended."""
     row, channel = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
-    value = tl.load(x + row * stride + channel, mask=channel < WIDTH, other=0.0)
-    tl.store(out + row * WIDTH + channel, normed(value, weight, channel, eps, WIDTH), mask=channel < WIDTH)
+    inside = channel < WIDTH
+    follow()
+    share = tl.load(weight + channel, mask=inside, other=0.0)
+    chain()
+    value = tl.load(x + row * stride + channel, mask=inside, other=0.0)
+    if ADD:
+        value += tl.load(more + row * WIDTH + channel, mask=inside, other=0.0)
+        tl.store(total + row * WIDTH + channel, value, mask=inside)
+    value *= tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
+    value *= share
+    tl.store(out + row * WIDTH + channel, value.to(out.dtype.element_ty), mask=inside)
+    if BOTH:
+        tl.store(rounded + row * WIDTH + channel, value.to(rounded.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.operands import HyperHead, HyperSite
-from kernels.reference.norm import unit_rms
-from kernels.triton.engine.linear import FEW_ROWS, few_rows, linear
+from kernels.triton.engine.linear import FEW_ROWS, few_rows
+from kernels.triton.engine.precise import precise
 
 Coefficients: TypeAlias = Callable[[Tensor, HyperSite | HyperHead], Tensor]
 _CHANNELS = 1024  # that one program of `hyper_post` writes of each stream
@@ -79,7 +79,7 @@ def _coefficients(x: Tensor, site: HyperSite | HyperHead) -> Tensor:
     flat = x.flatten(1)
     if len(x) <= FEW_ROWS:
         return few_rows(flat, site.mix, eps=site.norm_eps, unit=True)
-    return linear(unit_rms(flat, site.norm_eps), site.mix)
+    return precise(flat, site.mix, site.norm_eps)
 
 
 @triton.jit

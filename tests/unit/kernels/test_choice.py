@@ -45,6 +45,20 @@ def test_on_hopper_auto_takes_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ops.name, ops.device.type) == ("cuda", "cuda")
 
 
+def test_two_engines_choices_share_no_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="triton comes with the extras 'dev' and 'gpu'")
+    from kernels.cuda import indexer_top_k
+
+    pretend(monkeypatch, (9, 0))
+    monkeypatch.setattr(driver, "has_nvrtc", lambda: True)
+    monkeypatch.setattr(indexer_top_k, "workspace_of", lambda _device: object())
+    first, second = (choose("cuda", device="cuda", batch_invariant=invariant).index_topk for invariant in (False, True))
+    places = [one.keywords["workspace_on"] for one in (first, second)]
+    device = torch.device("cuda")
+    assert places[0](device) is places[0](device)
+    assert places[0](device) is not places[1](device)
+
+
 def test_cuda_is_refused_where_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, (10, 0))
     with pytest.raises(KernelError, match=r"cuda:1 is of compute capability 10\.0.*choose kernels=reference or auto"):
