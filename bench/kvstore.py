@@ -1,10 +1,11 @@
 """Verified reads of 1 MiB blocks by one worker from a real kvstore process over UCX: from its DRAM, and from its disk.
 
 `python -m bench.kvstore [--fio PATH] [--json PATH]`. DRAM is held against a bare NIXL WRITE of as many bytes into the
-same worker, the disk against fio's sequential read of the store's own files, once from the page cache and once past
-it. Rounds alternate between both sides, and who comes first; ratios are medians over rounds of one run. What is read
-goes to memory that was written to before, on either side. Before every pass over the disk the store's DRAM is emptied
-by the operator's call. Every digest that arrives is compared with that of what was put.
+same worker, two reads at a time against two such writes in flight, and the disk against fio's sequential read of the
+store's own files, once from the page cache and once past it. Rounds alternate between both sides, and over the disk who
+comes first; ratios are medians over rounds of one run. What is read goes to memory that was written to before, on
+either side. Before every pass over the disk the store's DRAM is emptied by the operator's call. Every digest that
+arrives is compared with that of what was put.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ _WARM_UP = 2  # rounds that do not count
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`blocks` of one read from DRAM; `disk_blocks` of one pass over the disk, in reads of `disk_read` blocks."""
+    """`blocks` of one read from DRAM, `long_blocks` of a long one; `disk_blocks` of one pass over the disk, in reads of
+    `disk_read` blocks."""
 
     blocks: int
+    long_blocks: int
     rounds: int
     disk_blocks: int
     disk_read: int
@@ -85,26 +88,44 @@ class Prefix:
 
 
 async def dram(plan: Plan) -> list[Row]:
-    """Rows of reads from DRAM beside a bare write."""
-    prefix, size = Prefix.seeded(plan.blocks, seed=1), plan.blocks * BLOCK
-    target = np.zeros((plan.blocks, BLOCK), np.uint8)
-    # Of a store's DRAM one read keeps a quarter in place at a time: larger ones are for the disk's rows.
-    options = ("--memory-mb", str(4 * plan.blocks), "--landing-mb", str(2 * plan.blocks))
-    pairs: list[tuple[float, float]] = []
+    """Rows of reads from DRAM beside a bare write: one at a time, two of one worker at a time, and long ones."""
+    rows = await _from_dram(plan, plan.blocks, (1, 2))
+    return rows + (await _from_dram(plan, plan.long_blocks, (1,)) if plan.long_blocks else [])
+
+
+async def _from_dram(plan: Plan, blocks: int, at_a_time: Sequence[int]) -> list[Row]:
+    prefix, size, most = Prefix.seeded(blocks, seed=1), blocks * BLOCK, max(at_a_time)
+    targets = [np.zeros((blocks, BLOCK), np.uint8) for _ in range(most)]
+    # Of a store's DRAM one read keeps a quarter in place at a time, and all reads half: larger ones are for the disk.
+    options = ("--memory-mb", str(4 * blocks), "--landing-mb", str(2 * blocks))
+    pairs: dict[int, list[tuple[float, float]]] = {count: [] for count in at_a_time}
+    layout = layout_of(BLOCK, TOKENS)
     with kvstore(*options) as address:
-        async with opened(address, "ucx://", layout_of(BLOCK, TOKENS), plan.window_bytes, copy_sealed) as worker:
+        async with opened(address, "ucx://", layout, plan.window_bytes, copy_sealed, beside_bytes=size) as worker:
             await prefix.put(worker, worker.link.register(prefix.content))
             landing = worker.landings.grant("bare", size)
-            with bare_writer(landing, plan.blocks) as bare:
-                for _ in range(_WARM_UP + plan.rounds):
-                    pairs.append((size / await prefix.read(worker, target, 0, plan.blocks), size / await bare.write()))
+            with bare_writer(landing, blocks) as bare:
+                for count in (plan.rounds + _WARM_UP) * list(at_a_time):
+                    mine = await _reads(prefix, worker, targets[:count])
+                    pairs[count].append((count * size / mine, count * size / await bare.write(count)))
             worker.landings.release("bare", Writer.FINISHED)
-    if not np.array_equal(target.reshape(-1), prefix.content):
+    if not all(np.array_equal(target.reshape(-1), prefix.content) for target in targets):
         raise DataLoss("what was read is not what was put", field="bytes")
-    pairs = pairs[_WARM_UP:]
+    return [row for count in at_a_time for row in _beside_bare(blocks, count, pairs[count][_WARM_UP:])]
+
+
+async def _reads(prefix: Prefix, worker: StoreWorker, targets: Sequence[Bytes]) -> float:
+    """Seconds of as many verified reads at a time, all of them together."""
+    started = time.perf_counter()
+    await asyncio.gather(*(prefix.read(worker, target, 0, len(prefix.blocks)) for target in targets))
+    return time.perf_counter() - started
+
+
+def _beside_bare(blocks: int, count: int, pairs: Sequence[tuple[float, float]]) -> list[Row]:
+    what = f"{blocks} MiB" if count == 1 else f"{count} x {blocks} MiB at a time"
     return [
-        Row(f"{plan.blocks} MiB, bare NIXL WRITE", statistics.median(theirs for _, theirs in pairs) / 1e9, "GB/s"),
-        Row("  from DRAM, verified", statistics.median(mine for mine, _ in pairs) / 1e9, "GB/s"),
+        Row(f"{what}, bare NIXL WRITE", _gigabytes(theirs for _, theirs in pairs), "GB/s"),
+        Row("  from DRAM, verified", _gigabytes(mine for mine, _ in pairs), "GB/s"),
         Row("  DRAM / bare", median_ratio(pairs), "", DRAM_BAR, ">="),
     ]
 
@@ -222,19 +243,20 @@ def main(arguments: list[str]) -> int:
         "--dir", type=existing_folder, default=Path(tempfile.gettempdir()), help="for the store's files"
     )
     parser.add_argument("--blocks", type=positive, default=64, help="blocks of 1 MiB of one read from DRAM")
+    parser.add_argument("--long-blocks", type=int, default=256, help="blocks of one long read from DRAM; 0: none")
     parser.add_argument("--rounds", type=positive, default=21, help="reads from DRAM")
     parser.add_argument("--disk-blocks", type=positive, default=512, help="blocks on disk")
     parser.add_argument("--disk-read", type=positive, default=128, help="blocks of one read from the disk")
     parser.add_argument("--disk-rounds", type=int, default=9, help="passes over the disk, each way; 0: none")
     parser.add_argument("--window-bytes", type=byte_size, default=16 << 20, help="landing memory of one read")
     options = parser.parse_args(arguments)
-    if min(options.blocks, options.rounds, options.disk_blocks, options.disk_read) < 1:
-        parser.error("blocks, rounds and reads: at least one each")
+    if min(options.long_blocks, options.disk_rounds) < 0:
+        parser.error("--long-blocks and --disk-rounds: 0 or more")
     ucx_lanes.prepare()
     garbage.spare_what_stays()  # as every service does
     plan = Plan(
-        options.blocks, options.rounds, options.disk_blocks, options.disk_read, options.disk_rounds,
-        options.window_bytes, options.dir, Reader.found(options.fio or "fio"),
+        options.blocks, options.long_blocks, options.rounds, options.disk_blocks, options.disk_read,
+        options.disk_rounds, options.window_bytes, options.dir, Reader.found(options.fio or "fio"),
     )  # fmt: skip
     return report("Verified reads of 1 MiB blocks by one worker", uvloop.run(measure(plan)), options.json)
 

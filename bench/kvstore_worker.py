@@ -28,6 +28,7 @@ from protos.deepinfer.v1 import kvstore_admin_pb2 as admin
 from protos.deepinfer.v1 import kvstore_admin_pb2_grpc as admin_rpc
 from protos.deepinfer.v1 import kvstore_pb2 as pb
 from protos.deepinfer.v1 import kvstore_pb2_grpc as rpc
+from services.worker.names import Names
 from services.worker.notices import HandoffNotice
 
 REVISION = "bench"
@@ -64,6 +65,10 @@ def chain(ids: Sequence[int], block_tokens: int) -> list[Block]:
     return blocks
 
 
+def _names(blocks: Sequence[Block]) -> Names:
+    return Names([block.key for block in blocks], b"".join([block.name.tokens for block in blocks]))
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """What a Get brought: `blocks` leading blocks, and the digests that were verified where they arrived."""
@@ -83,9 +88,17 @@ class Stubs:
 class StoreWorker:
     """One worker at one kvstore. Use `opened`."""
 
-    def __init__(self, link: Link, stubs: Stubs, layout: Layout, window_bytes: int, kernel: CopyKernel | None) -> None:
+    def __init__(
+        self,
+        link: Link,
+        stubs: Stubs,
+        layout: Layout,
+        window_bytes: int,
+        kernel: CopyKernel | None,
+        beside_bytes: int,
+    ) -> None:
         self.link, self._stubs, self.layout, self._window_bytes = link, stubs, layout, window_bytes
-        self.landings = LandingPool(link, 2 * window_bytes + (64 << 20), kernel=kernel)
+        self.landings = LandingPool(link, 2 * window_bytes + beside_bytes, kernel=kernel)
         self.intake = Intake(link, self.landings)
         self._numbers = itertools.count()
 
@@ -97,7 +110,7 @@ class StoreWorker:
     async def lookup(self, blocks: Sequence[Block]) -> int:
         """Leading blocks that the store holds."""
         request = pb.LookupRequest(
-            blocks=[block.name for block in blocks],
+            names=_names(blocks).pack(),
             model_revision=REVISION,
             layout_fingerprint=self.layout.fingerprint,
         )
@@ -160,7 +173,7 @@ class StoreWorker:
 
     async def _ask(self, blocks: Sequence[Block], first: int, landing: Landing) -> pb.GetResponse:
         request = pb.GetRequest(
-            blocks=[block.name for block in blocks],
+            names=_names(blocks).pack(),
             first_block=first,
             parent_key=blocks[0].parent,
             model_revision=REVISION,
@@ -201,16 +214,22 @@ class StoreWorker:
 
 @asynccontextmanager
 async def opened(
-    address: str, transport: str, layout: Layout, window_bytes: int, kernel: CopyKernel | None = None
+    address: str,
+    transport: str,
+    layout: Layout,
+    window_bytes: int,
+    kernel: CopyKernel | None = None,
+    beside_bytes: int = 64 << 20,
 ) -> AsyncIterator[StoreWorker]:
-    """A worker at the kvstore of this address, with a link of its own. `kernel`: what workers of services copy with."""
+    """A worker at the kvstore of this address, with a link of its own. `kernel`: what workers of services copy with.
+    `beside_bytes`: landing memory beside that of two reads."""
     async with AsyncExitStack() as stack:
         channels = await stack.enter_async_context(Channels())
         link = open_link(transport, "bench-worker", 1)
         stack.push_async_callback(link.close)
         calls = channels.stub(rpc.KvStoreServiceStub, address)
         stubs = Stubs(calls, channels.stub(admin_rpc.KvStoreAdminServiceStub, address))
-        worker = StoreWorker(link, stubs, layout, window_bytes, kernel)
+        worker = StoreWorker(link, stubs, layout, window_bytes, kernel, beside_bytes)
         stack.push_async_callback(worker.intake.aclose)
         await stack.enter_async_context(background(worker.follow(), "notices"))
         yield worker

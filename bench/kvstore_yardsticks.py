@@ -33,9 +33,9 @@ class BareWriter:
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
-    async def write(self) -> float:
-        """Seconds of one write."""
-        self._pipe.send(True)
+    async def write(self, count: int = 1) -> float:
+        """Seconds of `count` writes, in flight at a time."""
+        self._pipe.send(count)
         took: float = await asyncio.to_thread(self._pipe.recv)
         return took
 
@@ -53,7 +53,7 @@ def bare_writer(landing: Landing, blocks: int) -> Iterator[BareWriter]:
             raise RuntimeError("the bare writer did not start")
         here.recv()
         yield BareWriter(here)
-        here.send(False)
+        here.send(0)
         process.join(10)
     finally:
         process.kill()
@@ -72,9 +72,9 @@ async def _writes(pipe: Connection, landing: Landing, blocks: int) -> None:
     bare = Bare(source.writes(landing), landing)
     bare.write()
     pipe.send(True)
-    while await asyncio.to_thread(pipe.recv):
+    while count := await asyncio.to_thread(pipe.recv):
         started = time.perf_counter()
-        bare.write()
+        bare.write(count)
         pipe.send(time.perf_counter() - started)
     bare.close()
     await link.close()

@@ -117,13 +117,16 @@ class Bare:
         self._local = nixl.nixlXferDList(nixl.DRAM_SEG, local)
         self._remote = nixl.nixlXferDList(nixl.DRAM_SEG, remote)
 
-    def write(self) -> None:
+    def write(self, count: int = 1) -> None:
+        """`count` writes of everything, all of them begun before one is waited for."""
         nixl, agent = self._nixl, self._agent
-        handle = agent.createXferReq(nixl.NIXL_WRITE, self._local, self._remote, self._peer, b"x", [self._backend])
-        state = agent.postXferReq(handle)
-        while state == nixl.NIXL_IN_PROG:
-            state = agent.getXferStatus(handle)
-        agent.releaseXferReq(handle)
+        lists = self._local, self._remote, self._peer, b"x", [self._backend]
+        handles = [agent.createXferReq(nixl.NIXL_WRITE, *lists) for _ in range(count)]
+        states = [agent.postXferReq(handle) for handle in handles]
+        for handle, state in zip(handles, states, strict=True):
+            while state == nixl.NIXL_IN_PROG:
+                state = agent.getXferStatus(handle)
+            agent.releaseXferReq(handle)
 
     def close(self) -> None:
         for descriptors in self._registered:

@@ -67,19 +67,21 @@ class CallScope(grpc.aio.ServerInterceptor):
     def __init__(self, metrics: Metrics, in_flight: InFlight) -> None:
         self._metrics = metrics
         self._in_flight = in_flight
+        self._wrapped: dict[str, Handler] = {}  # by method, of those there are
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         details: grpc.HandlerCallDetails,
     ) -> Handler:
-        handler = await continuation(details)
-        if handler is None:
-            return None
         method = str(details.method)
-        if handler.response_streaming:
-            return self._wrap_stream(method, handler)
-        return self._wrap_unary(method, handler)
+        if method not in self._wrapped:
+            handler = await continuation(details)
+            if handler is None:
+                return None
+            wrap = self._wrap_stream if handler.response_streaming else self._wrap_unary
+            self._wrapped[method] = wrap(method, handler)
+        return self._wrapped[method]
 
     def _wrap_unary(self, method: str, handler: Handler) -> Handler:
         inner = handler.stream_unary if handler.request_streaming else handler.unary_unary

@@ -20,13 +20,18 @@ class LinkAddress:
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Memory granted to one writer: bytes [offset, offset + size) of the region that `region` names at `address`."""
+    """Memory granted to one writer: bytes [offset, offset + size) of the region that `region` names at `address`.
+
+    `lent_bytes`: of chunks that lie in the writer's own memory, announced and not taken. Where that is less than
+    `size`, each of them has a place in the landing.
+    """
 
     id: str
     address: LinkAddress
     region: bytes
     offset: int
     size: int
+    lent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,11 +77,13 @@ def pack_landing(landing: Landing) -> pb.Landing:
         region=landing.region,
         offset=landing.offset,
         size=landing.size,
+        lent_bytes=landing.lent_bytes,
     )
 
 
 def unpack_landing(message: pb.Landing) -> Landing:
-    return Landing(message.id, unpack_address(message.address), message.region, message.offset, message.size)
+    address = unpack_address(message.address)
+    return Landing(message.id, address, message.region, message.offset, message.size, message.lent_bytes)
 
 
 def pack_extents(extents: Sequence[Extent]) -> pb.ExtentList:

@@ -42,6 +42,7 @@ class Transfer:
     over: asyncio.Event = field(default_factory=asyncio.Event)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     error: ServiceError | None = None
+    lent_bytes: int = 0  # of chunks that were announced ahead and are not copied yet
     must_write: bool = False  # its writer was told that its memory cannot be read: it may write any time from now on
     writer: Peer | None = None
     reply: LinkAddress | None = None

@@ -56,8 +56,7 @@ class SendRing:
         Raises:
             InvalidArgument: it can never fit.
         """
-        if not 0 <= size <= self.nbytes:
-            raise InvalidArgument(f"a chunk of {size} bytes for a landing of {self.nbytes}", field="landing")
+        self.require_fits(size)
         start = self._head
         offset = start % self.nbytes
         if offset + size > self.nbytes:  # a chunk is contiguous
@@ -67,6 +66,11 @@ class SendRing:
             return None
         self._taken_out, self._head = floor, start + size
         return Run(offset, start, start + size)
+
+    def require_fits(self, size: int) -> None:
+        """Raises InvalidArgument where a chunk of `size` bytes can never find a place."""
+        if not 0 <= size <= self.nbytes:
+            raise InvalidArgument(f"a chunk of {size} bytes for a landing of {self.nbytes}", field="landing")
 
     def credit(self, position: int) -> None:
         """Everything before `position` was taken out.
@@ -107,12 +111,11 @@ class ReceiveRing:
         self._early[number] = run
         found = []
         while (following := self._early.pop(self._next, None)) is not None:
-            if self.taken_out == self._end <= following.start:
-                self.taken_out = following.start  # nothing lies before it
-            if following.start < self._end or following.end - self.taken_out > self.nbytes:
-                raise InvalidArgument(f"chunk {self._next} was written without credit", field="chunk")
+            if following.size:  # else it has no place, and may come with any position
+                self._require_credit(following)
+                self._end = following.end
             found.append((self._next, following))
-            self._next, self._end = self._next + 1, following.end
+            self._next += 1
         return found
 
     def forget(self, number: int) -> None:
@@ -121,8 +124,15 @@ class ReceiveRing:
 
     def took(self, run: Run) -> None:
         """The chunk's bytes are in place: its part of the ring may be written again."""
-        self.taken_out = max(self.taken_out, run.end)
+        if run.size:
+            self.taken_out = max(self.taken_out, run.end)
         self.taken += 1
+
+    def _require_credit(self, run: Run) -> None:
+        if self.taken_out == self._end <= run.start:
+            self.taken_out = run.start  # nothing lies before it
+        if run.start < self._end or run.end - self.taken_out > self.nbytes:
+            raise InvalidArgument(f"chunk {self._next} was written without credit", field="chunk")
 
     def _is_inside(self, run: Run) -> bool:
         size = run.end - run.start

@@ -25,6 +25,7 @@ from fabric.telemetry import logs
 
 _log = logs.get("kvlink")
 _MAX_EARLY_ROWS = 1 << 16  # of a transfer; each takes some 300 bytes until its turn
+_LENT_BYTES = 256 << 20  # that a writer may announce ahead: a receiver keeps nothing but the table of what it names
 # Told of every message of the writer of a transfer, also after the transfer was closed while its writer is in doubt.
 Heard = Callable[[str, Peer, Word], None]
 
@@ -72,7 +73,7 @@ class Intake:
             InvalidArgument: more than the pool has, or `owner` holds a landing already.
             Exhausted: no room now.
         """
-        landing = self._pool.grant(owner, window_bytes)
+        landing = self._pool.grant(owner, window_bytes, max(_LENT_BYTES, window_bytes))
         self._open[owner] = Transfer(
             landing, place, place_all, ReceiveRing(window_bytes), writer=writer, told=Credit(owner, 0, 0)
         )
@@ -185,7 +186,9 @@ class Intake:
             self._answers.repeat(transfer)
             return
         self._take(transfer, chunk)
-        if chunk.reply is not None and not transfer.over.is_set():  # else it was told, or is once who waits has run
+        # What was lent ahead waits for no credit while it is copied; and of the end who waits for it hears first.
+        is_told = transfer.over.is_set() or (chunk.ahead and transfer.committing is not None)
+        if chunk.reply is not None and not is_told:
             self._answers.give(transfer)
 
     def _over(self, transfer: Transfer) -> None:
@@ -220,13 +223,15 @@ class Intake:
             if chunk.lent and (lent is None or transfer.must_write):
                 self._ask_to_write(transfer)
                 return
-            check_chunk(chunk, transfer.ring.nbytes, lent.nbytes if lent is not None else 0)
+            ahead_bytes = transfer.landing.lent_bytes - transfer.lent_bytes
+            check_chunk(chunk, transfer.ring.nbytes, lent.nbytes if lent is not None else 0, ahead_bytes)
             in_order = transfer.ring.arrived(chunk.number, chunk.run)
             if not in_order and sum(len(early.extents) for early in transfer.chunks.values()) > _MAX_EARLY_ROWS:
                 raise InvalidArgument("too many extents came early", field="chunk")
         except InvalidArgument as error:
             self._fail(transfer, error)
             return
+        transfer.lent_bytes += chunk.nbytes if chunk.ahead else 0
         transfer.chunks[chunk.number] = chunk
         transfer.queue.extend(transfer.chunks.pop(number) for number, _ in in_order)
         self._advance(transfer)
@@ -235,7 +240,8 @@ class Intake:
         """What was lent and came early is written as well: were it the last chunk and taken from where it lies, the
         landing would return while its writer, as it was told to, still writes."""
         for number in [number for number, early in transfer.chunks.items() if early.lent]:
-            del transfer.chunks[number]
+            early = transfer.chunks.pop(number)
+            transfer.lent_bytes -= early.nbytes if early.ahead else 0
             transfer.ring.forget(number)
         self._answers.unreadable(transfer)
 
@@ -244,9 +250,9 @@ class Intake:
         if transfer.committing is not None:
             return
         with self._failing(transfer):
-            while transfer.queue and self._may_copy_now(transfer.queue[0].run.size):
+            while transfer.queue and self._may_copy_now(transfer.queue[0].nbytes):
                 chunk = transfer.queue.popleft()
-                self._spend(chunk.run.size)
+                self._spend(chunk.nbytes)
                 rows, lent = self._rows_of(transfer, chunk), self._source(transfer, chunk)
                 wrong = self._pool.commit_at_once(transfer.landing.id, rows, lent)
                 self._placed(transfer, [chunk], [wrong])
@@ -308,9 +314,9 @@ class Intake:
         """Chunks to copy at once, none where the transfer ended meanwhile: as many as need no other thread, or one."""
         chunks: list[Chunk] = []
         total = 0
-        while queue and (not chunks or total + queue[0].run.size <= self._pool.inline_bytes):
+        while queue and (not chunks or total + queue[0].nbytes <= self._pool.inline_bytes):
             chunks.append(queue.popleft())
-            total += chunks[-1].run.size
+            total += chunks[-1].nbytes
         return chunks
 
     def _rows_of(self, transfer: Transfer, chunk: Chunk) -> CopyRows:
@@ -327,6 +333,7 @@ class Intake:
             if index is not None:
                 raise DataLoss(f"{chunk.extents.name(index)} is not as its writer sealed it", field="digest")
             transfer.ring.took(chunk.run)
+            transfer.lent_bytes -= chunk.nbytes if chunk.ahead else 0
         is_last = bool(chunks) and chunks[-1].last
         if not is_last:
             self._answers.give(transfer)

@@ -91,8 +91,9 @@ class LandingPool:
         self._committed_bytes = 0
         self._mismatches = 0
 
-    def grant(self, owner: str, nbytes: int) -> Landing:
-        """Memory for one writer, until `release`. `owner` becomes the landing's id and must be new.
+    def grant(self, owner: str, nbytes: int, lent_bytes: int = 0) -> Landing:
+        """Memory for one writer, until `release`. `owner` becomes the landing's id and must be new. `lent_bytes`: of
+        its own memory that the writer may announce ahead.
 
         Raises:
             InvalidArgument: more than the pool has, or `owner` holds a landing already.
@@ -103,7 +104,7 @@ class LandingPool:
         waiting = self._expecting[owner] = ExitStack()
         waiting.enter_context(self._link.expecting())
         offset = grant.first * self._book.slab_bytes
-        return Landing(owner, self._link.address, self._region.token.pack(), offset, nbytes)
+        return Landing(owner, self._link.address, self._region.token.pack(), offset, nbytes, lent_bytes)
 
     async def commit(self, owner: str, placements: Sequence[Placement]) -> None:
         """Copies extents out of the owner's landing into live memory and verifies every byte there.

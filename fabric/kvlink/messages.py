@@ -27,7 +27,8 @@ class Chunk:
     """Extents that are complete in the landing, at offsets from its start. `reply`: where credit goes from now on.
 
     With `lent` they are not in the landing: they lie in memory of the writer under that name (`Token.shared`), at
-    offsets from its start, until they are credited; `run` is where they go if the receiver cannot read that memory.
+    offsets from its start, until they are credited; `run` is where they go if the receiver cannot read that memory, or
+    empty where they were announced ahead (`Landing.lent_bytes`): then they are announced anew once they are written.
     """
 
     transfer: str
@@ -37,6 +38,16 @@ class Chunk:
     extents: Extents
     reply: LinkAddress | None = None
     lent: bytes = b""
+
+    @property
+    def ahead(self) -> bool:
+        """Whether its bytes need no place in the landing."""
+        return bool(self.lent) and not self.run.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to copy, of its place in the landing or else of its extents."""
+        return self.run.size or int(self.extents.table["size"].sum())
 
     def pack(self) -> bytes:
         groups = self.extents.groups

@@ -14,6 +14,8 @@ from fabric.kvlink.link import Offsets, Region, Write
 from fabric.kvlink.plan import write_to
 from fabric.records import Landing
 
+_MOST_LENT = 4096
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
@@ -56,8 +58,11 @@ class Pieces:
         return Pieces(Extents(self.extents.groups, table), self.regions, self.of[first:end], self.starts[first:end])
 
     def spans(self, chunk_bytes: int, apart: bool) -> list[tuple[int, int]]:
-        """Chunks [first, end) in order, each of `chunk_bytes` bytes at most or of one piece; `apart`: of one region."""
+        """Chunks [first, end) in order, each of `chunk_bytes` bytes at most or of one piece; `apart`: of one region and
+        about as many pieces as one datagram can name."""
         mixed = apart and len(self.regions) > 1
+        if apart and len(self) > _MOST_LENT:
+            chunk_bytes = max(1, min(chunk_bytes, self.nbytes // len(self) * _MOST_LENT))
         if len(self) and not mixed and self.nbytes <= chunk_bytes:
             return [(0, len(self))]
         sizes = self.sizes

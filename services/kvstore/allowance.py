@@ -30,8 +30,7 @@ class Allowance:
             TimeoutError: others kept theirs. Exhausted: too many wait already.
         """
         nbytes = min(nbytes, self.most_bytes)
-        if not self._waiting and self._taken + nbytes <= self.most_bytes:
-            self._taken += nbytes
+        if self.take_now(nbytes):
             return nbytes
         if len(self._waiting) >= MAX_WAITING:
             raise Exhausted(f"{MAX_WAITING} reads wait already", field="get", fix="read later", retry_after_s=0.5)
@@ -47,6 +46,13 @@ class Allowance:
                 self.give(nbytes)
             raise
         return nbytes
+
+    def take_now(self, nbytes: int) -> bool:
+        """Takes so many bytes if nobody waits and others keep no more than leaves room for them; whether it did."""
+        has_room = not self._waiting and self._taken + nbytes <= self.most_bytes
+        if has_room:
+            self._taken += nbytes
+        return has_room
 
     def give(self, nbytes: int) -> None:
         """Gives back what `take` returned."""

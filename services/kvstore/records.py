@@ -26,17 +26,16 @@ class RecordId(NamedTuple):
     key: bytes  # 32 bytes: keyed hash over the whole prefix up to this block
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Whose KV it is: records of another identity are never a hit."""
+class Identity(NamedTuple):
+    """Whose KV it is: records of another identity are never a hit. A tuple, for it is compared for every name."""
 
     model_revision: str
     layout_fingerprint: str
 
 
-@dataclass(frozen=True, slots=True)
-class BlockName:
-    """A full block of a prefix and the tokens it must stand for, as little-endian uint32.
+class BlockName(NamedTuple):
+    """A full block of a prefix and the tokens it must stand for, as little-endian uint32. A tuple, for a read makes one
+    for each of its blocks.
 
     `parent`: key of the block that it must continue; None where who asks does not know it.
     """

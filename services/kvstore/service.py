@@ -69,7 +69,7 @@ class KvStoreServicer(rpc.KvStoreServiceServicer):
         )
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
-        names, identity = wire.unpack_names(request.blocks), wire.unpack_identity(request)
+        names, identity = wire.names_of(request), wire.unpack_identity(request)
         found = await self.store.lookup(names, identity, request.anchor)
         return pb.LookupResponse(
             blocks_held=found.held.blocks,
@@ -79,14 +79,14 @@ class KvStoreServicer(rpc.KvStoreServiceServicer):
         )
 
     async def Get(self, request: pb.GetRequest, context: Any) -> pb.GetResponse:
-        names = wire.unpack_names(request.blocks, wire.unpack_parent(request))
+        names = wire.names_of(request, wire.unpack_parent(request))
         identity = wire.unpack_identity(request)
         landing, first = fabric_wire.unpack_landing(request.landing), request.first_block
         answer = wire.Answer()
         return answer.done(await self.store.get(names, first, request.anchor, identity, landing, answer.tell))
 
     async def Prefetch(self, request: pb.PrefetchRequest, context: Any) -> pb.PrefetchResponse:
-        names, identity = wire.unpack_names(request.blocks), wire.unpack_identity(request)
+        names, identity = wire.names_of(request), wire.unpack_identity(request)
         rising, other = await self.store.prefetch(names, identity, request.anchor)
         return pb.PrefetchResponse(blocks_held=rising.held, blocks_rising=rising.rising, other_instance=other)
 
@@ -128,6 +128,7 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
         tiers = _open_tiers(settings, nvme, partial(link.allocate, touched=False))
         prefetcher = Prefetcher(tiers, tiers.dram.capacity // 2)
         store = _open_store(settings, tiers, link, hints, announcer, prefetcher, metrics)
+        stack.push_async_callback(store.leftovers.aclose)
         await _work_behind(stack, store, prefetcher, announcer, nvme)
         admin = KvStoreAdminServicer(About(identity, settings.transport, metrics, time.monotonic()), store)
         yield Service(
@@ -135,7 +136,7 @@ async def build(settings: KvStoreSettings) -> AsyncIterator[Service]:
                 (rpc.add_KvStoreServiceServicer_to_server, KvStoreServicer(identity, store, link, settings)),
                 (add_KvStoreAdminServiceServicer_to_server, admin),
             ],
-            progress=Progress(),
+            progress=_progress(store, settings),
             members=_member(identity, store.tier.capacity),
             metrics=metrics,
         )
@@ -154,6 +155,12 @@ async def _work_behind(
     await stack.enter_async_context(background(store.tiers.run(), "idle"))
     await stack.enter_async_context(background(touch(store.tiers.dram.memory), "touching"))
     await stack.enter_async_context(background(store.follow(), "notices"))
+
+
+def _progress(store: Store, settings: KvStoreSettings) -> Progress:
+    """What is left of reads: a drain waits for it, and all of it ends by itself before it counts as stuck."""
+    stall_s = Progress().stall_s + 3 * settings.push_timeout_s
+    return Progress(lambda: store.leftovers.pending, lambda: store.leftovers.done, stall_s)
 
 
 def _member(identity: Identity, capacity_bytes: int) -> MemberInfo:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 from operator import not_
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from fabric.errors import DataLoss, Exhausted
 from fabric.kvlink import Link
 from fabric.kvlink.extents import Extents, Row
 from fabric.kvlink.landing import LandingPool
+from fabric.kvlink.leftovers import Leftovers
 from fabric.kvlink.link import Region
 from fabric.kvlink.outgoing import Outgoing, Sender, SendLimits
 from fabric.kvlink.pieces import Pieces
@@ -35,6 +38,9 @@ from services.kvstore.tier import Held
 from services.kvstore.tiers import Tiers
 from services.worker.notices import HandoffNotice
 from services.worker.together import settled
+
+_OPENING_BYTES = 8 << 20  # of a read, announced before the rest is looked for: that takes less time than to copy these
+_SLACK_S = 1.0  # for what is left of a read, beside its last write and the word that it was the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,7 @@ class Store:
         self._limits, self._metrics = limits, metrics
         self._region = link.register(tiers.dram.memory)
         self._sender = Sender(link, SendLimits(timeout_s=limits.push_timeout_s))
+        self.leftovers = Leftovers(2 * limits.push_timeout_s + _SLACK_S)  # of reads whose calls are over
         self._mint = mint
         self._awaited: set[str] = set()
         announcer.where, announcer.held = self._where, self._held
@@ -122,10 +129,13 @@ class Store:
     ) -> Served:
         """Writes the records into the landing, chunk by chunk, from DRAM while what follows still comes from the disk.
 
-        What is not here at the start is not begun with an anchor. What is gone on the way, or comes up damaged, ends it
-        there: the last chunk says so, and the answer what there was. However it ends, the reader is told that no more
-        will be written. `tell` hears of every extent that was sent, in order, while the reader copies;
-        offsets count from the first one's start.
+        What lacks its start, or the anchor at its end, is not begun. What is gone on the way, or comes up damaged, ends
+        it there: the last chunk says so, and the answer what there was. However it ends, the reader is told that no
+        more will be written. `tell` hears of every extent that was sent, in order, while the reader copies; offsets
+        count from the first one's start.
+
+        It returns while one that is known to read this memory where it is still does so, and it ends at once where it
+        is cancelled. What is left of it then is with `leftovers`, and keeps its bytes in place.
 
         Raises:
             InvalidArgument: the landing is smaller than an extent.
@@ -133,35 +143,65 @@ class Store:
             ServiceError: a write failed, or the reader refused what came.
         """
         sent = _Sent(self._region, first_block, tell)
+
+        def leave(work: Coroutine[Any, Any, None]) -> None:
+            self.leftovers.keep(landing.id, self._left(work, sent))
+
         try:
-            async with self._sender.transfer(landing) as outgoing:
-                return await self._serve(outgoing, names, anchor, identity, sent)
+            # What is read is let go of last, when it is known what the transfer left.
+            async with AsyncExitStack() as reading, self._sender.transfer(landing, leave=leave) as outgoing:
+                return await self._serve(outgoing, names, anchor, identity, sent, reading)
+        except DataLoss:
+            await self._drop_damaged(sent.records)
+            raise
+
+    async def _left(self, work: Coroutine[Any, Any, None], sent: _Sent) -> None:
+        """What is left of a transfer whose call is over."""
+        try:
+            await work
         except DataLoss:
             await self._drop_damaged(sent.records)
             raise
 
     async def _serve(
-        self, outgoing: Outgoing, names: Sequence[BlockName], anchor: bool, identity: Identity, sent: _Sent
+        self,
+        outgoing: Outgoing,
+        names: Sequence[BlockName],
+        anchor: bool,
+        identity: Identity,
+        sent: _Sent,
+        reading: AsyncExitStack,
     ) -> Served:
-        held = self.tiers.lookup(names, identity, anchor)
-        if not held.blocks or (anchor and held.anchored < len(names)):
+        if not self._has_start(names, identity, anchor):
             self._metrics.miss("left")
             return Served(0, anchor=False)
-        names = names[: held.blocks]
-        async with aclosing(stream(self.tiers, names, identity, anchor)) as parts:
-            async for part in parts:
-                pieces = sent.place(part.records)
-                done = not part.whole or sent.blocks == len(names)
-                if sent.blocks:
-                    asyncio.get_running_loop().call_soon(sent.tell_all)  # while the reader copies
-                    await outgoing.send(pieces, last=done)
-        if outgoing.refused is not None:
+        let_go = partial(self.leftovers.after, outgoing.owner)
+        opening = _OPENING_BYTES if outgoing.lends_ahead(self._region) else 0
+        found = stream(self.tiers, names, identity, anchor, let_go=let_go, opening_bytes=opening)
+        async for part in await reading.enter_async_context(aclosing(found)):
+            pieces = sent.place(part.records)
+            if part.opens:
+                await outgoing.begin(pieces)
+                continue
+            done = not part.whole or sent.blocks == len(names)
+            if sent.blocks:
+                asyncio.get_running_loop().call_soon(sent.tell_all)  # while the reader copies
+                await outgoing.send(pieces, last=done, early=True)
+            if done:
+                break  # the bytes of this part may be needed still
+        if outgoing.refused is not None and not outgoing.left_early:
             raise outgoing.refused
         if not sent.blocks or (anchor and not sent.anchor):
             self._metrics.miss("left")
-        self._announcer.changed([name.key for name in names])
+        self._announcer.changed([name.key for name in names[: sent.blocks + 1]])
         sent.tell_all()
         return Served(sent.blocks, sent.anchor)
+
+    def _has_start(self, names: Sequence[BlockName], identity: Identity, anchor: bool) -> bool:
+        """Whether there is something to begin with and, with an anchor, to end with: less is of no use then."""
+        if anchor and not self.tiers.lookup(names[-1:], identity).anchored:
+            return False
+        return self.tiers.lookup(names[:1], identity, anchors=False).blocks > 0
 
     @asynccontextmanager
     async def putting(self, offer: Offer) -> AsyncIterator[PutSession]:

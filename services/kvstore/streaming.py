@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -25,27 +25,47 @@ _SHARES, _HELD_SHARES = 24, 4
 _WAIT_S = 0.5  # for what others keep in place: then what follows is a miss
 
 
+# Calls what keeps nothing any more: at once, or when all is over that may still need the bytes.
+LetGo = Callable[[Callable[[], None]], None]
+
+
+def at_once(close: Callable[[], None]) -> None:
+    """A `LetGo` of who needs nothing after the end."""
+    close()
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Records in order. What is not `whole` is the last one: the record that should follow has left or is damaged, or
-    DRAM has no room for it."""
+    DRAM has no room for it. What `opens` a read stays in place as long as the part behind it."""
 
     records: tuple[Record, ...]
     whole: bool
+    opens: bool = False
 
 
 async def stream(
-    tiers: Tiers, names: Sequence[BlockName], identity: Identity, anchor: bool, part_bytes: int = PART_BYTES
+    tiers: Tiers,
+    names: Sequence[BlockName],
+    identity: Identity,
+    anchor: bool,
+    part_bytes: int = PART_BYTES,
+    let_go: LetGo = at_once,
+    opening_bytes: int = 0,
 ) -> AsyncGenerator[Part, None]:
     """The blocks of `names` and, with `anchor`, the last one's anchor; close it when it is not read to its end.
 
-    What is ready comes at once, as one part. Its bytes stay in place until the next one is asked for. What is in DRAM
-    alone stays until its turn: what comes up makes no room at the cost of what could not come up again.
+    What is ready comes at once, as one part. Its bytes stay in place until the next one is asked for, and those of what
+    was not followed by another one until `let_go` calls what it is given. What is in DRAM
+    alone stays until its turn: what comes up makes no room at the cost of what could not come up again. With
+    `opening_bytes` the first so many bytes come alone if they are in DRAM, before anything is known of the rest.
     """
-    plan = _cut(tiers, names, min(part_bytes, tiers.dram.capacity // _SHARES))
-    rising = _Rising(tiers, identity, plan, anchor)
+    rising = _Rising(tiers, identity, anchor, let_go)
     try:
-        rising.keep_warm()
+        opening = rising.open(names, opening_bytes)
+        if opening:
+            yield Part(tuple(opening), whole=True, opens=True)
+        rising.plan(_cut(tiers, names[len(opening) :], min(part_bytes, tiers.dram.capacity // _SHARES)))
         while not rising.over:
             ready = await rising.ready()
             yield Part(tuple(record for part in ready for record in part.records), ready[-1].whole)
@@ -66,24 +86,41 @@ class _Plan:
 class _Rising:
     """Parts of one read on their way, in order. Each is kept in place until it was sent."""
 
-    def __init__(self, tiers: Tiers, identity: Identity, plan: _Plan, anchor: bool) -> None:
-        self._tiers, self._identity, self._plan, self._anchor = tiers, identity, plan, anchor
-        self._kept = [ExitStack() for _ in plan.parts]
+    def __init__(self, tiers: Tiers, identity: Identity, anchor: bool, let_go: LetGo) -> None:
+        self._tiers, self._identity, self._anchor, self._let_go = tiers, identity, anchor, let_go
+        self._plan = _Plan([], 0, 0)
+        self._opening = ExitStack()
+        self._kept: list[ExitStack] = []
         self._ahead: deque[asyncio.Task[Part]] = deque()
         self._disk = asyncio.Semaphore(_READS)
         self._at = 0  # parts that were sent
         self._ended = False
 
+    def open(self, names: Sequence[BlockName], most_bytes: int) -> list[Record]:
+        """The first blocks, of so many bytes and not all, if they are in DRAM and may be kept in place at once."""
+        size = self._tiers.size_of(RecordKind.BLOCK, names[0]) if names and most_bytes else None
+        count = most_bytes // size if size else 0
+        if not 0 < count < len(names):
+            return []
+        records = self._tiers.collect(names[:count], self._identity, False)
+        nbytes, allowance = sum([record.size for record in records]), self._tiers.allowance
+        if len(records) < count or not allowance.take_now(nbytes):
+            return []
+        self._opening.callback(allowance.give, nbytes)
+        self._keep(records, self._opening)
+        return records
+
+    def plan(self, plan: _Plan) -> None:
+        """What comes behind the opening. Keeps in place what of it is in DRAM alone."""
+        self._plan, self._kept = plan, [ExitStack() for _ in plan.parts]
+        for number, held in enumerate(self._kept):
+            warm = self._tiers.only_warm(plan.parts[number], self._identity, self._wants_anchor(number))
+            held.enter_context(self._tiers.dram.pinned(warm))
+
     @property
     def over(self) -> bool:
         """Whether nothing follows."""
         return self._ended or self._at == len(self._plan.parts)
-
-    def keep_warm(self) -> None:
-        """Keeps in place what is in DRAM alone."""
-        for number, held in enumerate(self._kept):
-            warm = self._tiers.only_warm(self._plan.parts[number], self._identity, self._wants_anchor(number))
-            held.enter_context(self._tiers.dram.pinned(warm))
 
     async def ready(self) -> list[Part]:
         """The next part, and those behind it that are there as well; not beyond one that is not whole."""
@@ -100,19 +137,20 @@ class _Rising:
         return found
 
     def sent(self, parts: Sequence[Part]) -> None:
-        """Nobody needs the bytes of the next parts any more."""
+        """Nobody needs the bytes of the next parts any more, nor those of the opening."""
+        self._opening.close()
         for held in self._kept[self._at : self._at + len(parts)]:
             held.close()
         self._at += len(parts)
         self._ended = not parts[-1].whole
 
     async def close(self) -> None:
-        """Ends what is on its way, and keeps nothing."""
+        """Ends what is on its way, and keeps nothing longer than it is needed."""
         for task in self._ahead:
             task.cancel()
         await asyncio.gather(*self._ahead, return_exceptions=True)
-        for held in self._kept:
-            held.close()
+        for held in (self._opening, *self._kept):
+            self._let_go(held.close)
 
     async def _bring(self, number: int) -> Part:
         """Brings a part up, and keeps it in place."""
@@ -122,9 +160,12 @@ class _Rising:
                 return Part((), whole=False)
             await self._tiers.raise_(names, self._identity, anchor)
         records = self._tiers.collect(names, self._identity, anchor)
+        self._keep(records, held)
+        return Part(tuple(records), len(records) == len(names) + anchor)
+
+    def _keep(self, records: Sequence[Record], held: ExitStack) -> None:
         held.enter_context(self._tiers.dram.pinned(records))
         asyncio.get_running_loop().call_soon(self._tiers.use, records)  # the reader need not wait for it
-        return Part(tuple(records), len(records) == len(names) + anchor)
 
     async def _allowed(self, number: int) -> bool:
         """Whether a part may be kept in place. While what comes before it is kept, only that can make room for it."""

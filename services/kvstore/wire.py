@@ -26,7 +26,36 @@ from services.worker.scopes import unpack_keeping
 MAX_BLOCKS = 16_384
 MAX_BLOCK_TOKENS = 4096
 _TOKEN_BYTES = 4
+Asking = pb.LookupRequest | pb.GetRequest | pb.PrefetchRequest
 _KINDS = {pb.RECORD_KIND_BLOCK: RecordKind.BLOCK, pb.RECORD_KIND_ANCHOR: RecordKind.ANCHOR}
+
+
+def names_of(message: Asking, parent: bytes | None = ROOT) -> list[BlockName]:
+    """The blocks that a message asks for, one way or the other: as `unpack_names`.
+
+    Raises:
+        InvalidArgument: they are named twice, or as `unpack_names`.
+    """
+    if not message.HasField("names"):
+        return unpack_names(message.blocks, parent)
+    if message.blocks:
+        raise InvalidArgument("blocks are named twice", field="names", fix="send blocks or names")
+    return _unpack_packed(message.names, parent)
+
+
+def _unpack_packed(message: pb.BlockNames, parent: bytes | None) -> list[BlockName]:
+    keys, tokens = message.keys, message.tokens
+    count, rest = divmod(len(keys), KEY_BYTES)
+    if rest or not 1 <= count <= MAX_BLOCKS:
+        fix = f"send 1 to {MAX_BLOCKS} keys of {KEY_BYTES} bytes"
+        raise InvalidArgument(f"{len(keys)} bytes of keys", field="names.keys", fix=fix)
+    size, rest = divmod(len(tokens), count)
+    if rest or size % _TOKEN_BYTES or size > _TOKEN_BYTES * MAX_BLOCK_TOKENS:
+        fix = f"send as many ids for each block, at most {MAX_BLOCK_TOKENS}"
+        raise InvalidArgument(f"{len(tokens)} bytes of tokens for {count} blocks", field="names.tokens", fix=fix)
+    each_key = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+    each_tokens = [tokens[at : at + size] for at in range(0, size * count, size)] if size else [b""] * count
+    return list(map(BlockName, each_key, each_tokens, [parent, *each_key[:-1]]))
 
 
 def unpack_names(messages: Sequence[pb.BlockName], parent: bytes | None = ROOT) -> list[BlockName]:

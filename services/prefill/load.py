@@ -28,6 +28,7 @@ from services.prefill.telemetry import PrefillMetrics
 from services.worker.doubts import Doubts
 from services.worker.extents import extent_view
 from services.worker.geometry import Handoff
+from services.worker.names import Names
 from services.worker.receipts import require_extents, require_verified
 from services.worker.stores import Store, Stores
 from services.worker.together import settled
@@ -90,7 +91,7 @@ class Loader:
         store, blocks = found
         await self._fetch(store, ask, names, min(local.matched_blocks, blocks - 1), blocks)
 
-    async def _find(self, store: Store, names: Sequence[pb.BlockName], local: LocalPrefix) -> tuple[Store, int] | None:
+    async def _find(self, store: Store, names: Names, local: LocalPrefix) -> tuple[Store, int] | None:
         """A store with a longer usable prefix than is here, following its hint to another one once."""
         reply = await self._lookup(store, names)
         here = self._here(local)
@@ -103,7 +104,7 @@ class Loader:
                 store, reply = other, second
         return (store, self._usable(reply)) if self._usable(reply) > here else None
 
-    async def _second_lookup(self, store: Store, names: Sequence[pb.BlockName]) -> pb.LookupResponse | None:
+    async def _second_lookup(self, store: Store, names: Names) -> pb.LookupResponse | None:
         """A hint may name one that does not answer: what the first store holds is still a hit then."""
         try:
             return await self._lookup(store, names)
@@ -118,10 +119,10 @@ class Loader:
         """Blocks of the store's prefix that can be continued: all of them where no anchor has to follow."""
         return reply.anchor_blocks if self._layout.anchored else reply.blocks_held
 
-    async def _lookup(self, store: Store, names: Sequence[pb.BlockName]) -> pb.LookupResponse:
+    async def _lookup(self, store: Store, names: Names) -> pb.LookupResponse:
         model = self._engine.engine.model
         request = pb.LookupRequest(
-            blocks=names,
+            names=names.pack(),
             model_revision=model.revision,
             layout_fingerprint=model.layout.fingerprint,
             anchor=model.layout.anchored,
@@ -130,7 +131,7 @@ class Loader:
             reply: pb.LookupResponse = await call(store.stub.Lookup, request, timeout_s=_ANSWER_SHARE * self._timeout_s)
         return reply
 
-    async def _fetch(self, store: Store, ask: PrefillAsk, names: Sequence[pb.BlockName], first: int, end: int) -> None:
+    async def _fetch(self, store: Store, ask: PrefillAsk, names: Names, first: int, end: int) -> None:
         """Blocks [first, end), with their anchor if one is needed: memory, landing, Get, verification, cache."""
         engine = self._engine.engine
         load = await self._engine.begin_load(ask.tokens, ask.salt, first, end)
@@ -141,7 +142,7 @@ class Loader:
             self._engine.abandon_load(load)  # of no effect once it was finished; nobody waits for it
         self._metrics.store_hit(end - first)
 
-    async def _land(self, store: Store, names: Sequence[pb.BlockName], load: Load) -> None:
+    async def _land(self, store: Store, names: Names, load: Load) -> None:
         """Has the store write the records into a landing, from where each chunk is verified into the load's memory."""
         size = self._layout.block_tokens
         tokens, held = load.to_block * size, load.from_block * size
@@ -163,16 +164,16 @@ class Loader:
                 self._doubts.add(landing.id, store.life)
             await settled(self._intake.close(landing.id, writer))
 
-    async def _get(self, store: Store, names: Sequence[pb.BlockName], load: Load, landing: Landing) -> pb.GetResponse:
+    async def _get(self, store: Store, names: Names, load: Load, landing: Landing) -> pb.GetResponse:
         first, model = load.from_block, self._engine.engine.model
         request = pb.GetRequest(
-            blocks=names[first : load.to_block],
+            names=names.pack(first, load.to_block),
             first_block=first,
             anchor=self._layout.anchored,
             model_revision=model.revision,
             layout_fingerprint=model.layout.fingerprint,
             landing=wire.pack_landing(landing),
-            parent_key=names[first - 1].key if first else b"",
+            parent_key=names.keys[first - 1] if first else b"",
         )
         with self._stores.asking(store):
             reply: pb.GetResponse = await call(store.stub.Get, request, timeout_s=_ANSWER_SHARE * self._timeout_s)
@@ -192,7 +193,6 @@ class Loader:
         return place
 
 
-def block_names(tokens: Sequence[int], keys: Sequence[bytes], size: int) -> list[pb.BlockName]:
+def block_names(tokens: Sequence[int], keys: Sequence[bytes], size: int) -> Names:
     """How a store is asked for the blocks of `keys`, each of `size` tokens, from the start of `tokens`."""
-    rows = np.asarray(tokens[: len(keys) * size], "<u4").reshape(len(keys), size)
-    return [pb.BlockName(key=key, tokens=row.tobytes()) for key, row in zip(keys, rows, strict=True)]
+    return Names(keys, np.asarray(tokens[: len(keys) * size], "<u4").tobytes())

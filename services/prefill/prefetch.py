@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from protos.deepinfer.v1 import kvstore_pb2 as pb
 from services.prefill.load import block_names
 from services.prefill.telemetry import PrefillMetrics
 from services.worker.failures import engine_errors
+from services.worker.names import Names
 from services.worker.stores import Store, Stores
 
 MAX_LIVE = 32  # hints at a time; more are dropped
@@ -71,7 +71,7 @@ class Prefetcher:
         self._metrics.prefetch("asked", rising)
         return Prefetched(max(local.hit_tokens, held * size), rising * size)
 
-    async def _asked(self, home: Store, names: Sequence[pb.BlockName]) -> tuple[int, int]:
+    async def _asked(self, home: Store, names: Names) -> tuple[int, int]:
         """Blocks held and rising at the store that holds most, where home knows who that is."""
         reply = await self._prefetch(home, names)
         other = self._stores.named(reply.other_instance) if reply.other_instance else None
@@ -81,10 +81,10 @@ class Prefetcher:
                 reply = max(reply, second, key=lambda each: each.blocks_held)
         return reply.blocks_held, reply.blocks_rising
 
-    async def _prefetch(self, store: Store, names: Sequence[pb.BlockName]) -> pb.PrefetchResponse:
+    async def _prefetch(self, store: Store, names: Names) -> pb.PrefetchResponse:
         model = self._engine.engine.model
         request = pb.PrefetchRequest(
-            blocks=names,
+            names=names.pack(),
             model_revision=model.revision,
             layout_fingerprint=model.layout.fingerprint,
             anchor=model.layout.anchored,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fabric.errors import DataLoss, DeadlineExceeded
+from fabric.errors import Cancelled, DataLoss, DeadlineExceeded
 from fabric.kvlink import Link, open_link
 from fabric.kvlink.outgoing import Sender, SendLimits
 from fabric.kvlink.ucx import UcxLink
@@ -65,7 +65,8 @@ async def test_a_reader_that_was_frozen_until_the_memory_was_anothers_takes_noth
                 await outgoing.send(lent, last=True)
         here.source.memory[:] = source_bytes(SEED + 1 + number)  # given up: the blocks are another prompt's
         await reader.thaw()
-        assert await reader.opened(owner) == DataLoss.code
+        # What it had begun to copy is not as it was sealed, or it hears first that nothing is to be taken.
+        assert await reader.opened(owner) in (DataLoss.code, Cancelled.code)
 
 
 def hide(link: Link) -> None:

@@ -129,13 +129,15 @@ class Commands:
         return "ok"
 
     async def pipe(self, landing: Landing, sizes: list[int], chunk_bytes: int, wrong: int, timeout_s: float) -> str:
-        """A pipelined transfer of consecutive extents; "ok", or the code of its error."""
+        """A pipelined transfer of consecutive extents; "ok", or the code of its error or of its receiver's refusal."""
         link = self._pusher.link
         limits = SendLimits(chunk_bytes, max(chunk_bytes, 1 << 20), timeout_s)
         sender = self._senders.setdefault((chunk_bytes, timeout_s), Sender(link, limits))
         try:
             async with sender.transfer(landing) as outgoing:
                 await outgoing.send(pieces(self._pusher.source, sizes, wrong), last=True)
+                if outgoing.refused is not None:
+                    return outgoing.refused.code
         except ServiceError as error:
             return error.code
         return "ok"
@@ -309,13 +311,15 @@ def _pack(landing: Landing) -> dict[str, Any]:
         "region": landing.region.hex(),
         "offset": landing.offset,
         "size": landing.size,
+        "lent_bytes": landing.lent_bytes,
     }
 
 
 def _unpack(packed: dict[str, Any]) -> Landing:
     url, peer, epoch, metadata = packed["address"]
     address = LinkAddress(url, peer, epoch, bytes.fromhex(metadata))
-    return Landing(packed["id"], address, bytes.fromhex(packed["region"]), packed["offset"], packed["size"])
+    region, numbers = bytes.fromhex(packed["region"]), [packed[name] for name in ("offset", "size", "lent_bytes")]
+    return Landing(packed["id"], address, region, *numbers)
 
 
 async def _serve(url: str, name: str, epoch: int, seed: int, lends: bool) -> None:

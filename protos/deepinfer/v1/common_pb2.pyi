@@ -202,18 +202,20 @@ class LinkAddress(_message.Message):
     def __init__(self, url: _Optional[str] = ..., peer: _Optional[str] = ..., epoch: _Optional[int] = ..., metadata: _Optional[bytes] = ...) -> None: ...
 
 class Landing(_message.Message):
-    __slots__ = ("id", "address", "region", "offset", "size")
+    __slots__ = ("id", "address", "region", "offset", "size", "lent_bytes")
     ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    LENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     id: str
     address: LinkAddress
     region: bytes
     offset: int
     size: int
-    def __init__(self, id: _Optional[str] = ..., address: _Optional[_Union[LinkAddress, _Mapping]] = ..., region: _Optional[bytes] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+    lent_bytes: int
+    def __init__(self, id: _Optional[str] = ..., address: _Optional[_Union[LinkAddress, _Mapping]] = ..., region: _Optional[bytes] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., lent_bytes: _Optional[int] = ...) -> None: ...
 
 class Extent(_message.Message):
     __slots__ = ("group", "block", "valid_entries", "offset", "size", "digest")

@@ -53,17 +53,27 @@ class BlockName(_message.Message):
     tokens: bytes
     def __init__(self, key: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., tokens: _Optional[bytes] = ...) -> None: ...
 
+class BlockNames(_message.Message):
+    __slots__ = ("keys", "tokens")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    tokens: bytes
+    def __init__(self, keys: _Optional[bytes] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+
 class LookupRequest(_message.Message):
-    __slots__ = ("blocks", "model_revision", "layout_fingerprint", "anchor")
+    __slots__ = ("blocks", "model_revision", "layout_fingerprint", "anchor", "names")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockName]
     model_revision: str
     layout_fingerprint: str
     anchor: bool
-    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockName, _Mapping]]] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., anchor: _Optional[bool] = ...) -> None: ...
+    names: BlockNames
+    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockName, _Mapping]]] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., anchor: _Optional[bool] = ..., names: _Optional[_Union[BlockNames, _Mapping]] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
     __slots__ = ("blocks_held", "anchor_blocks", "other_instance", "other_blocks")
@@ -78,7 +88,7 @@ class LookupResponse(_message.Message):
     def __init__(self, blocks_held: _Optional[int] = ..., anchor_blocks: _Optional[int] = ..., other_instance: _Optional[str] = ..., other_blocks: _Optional[int] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("blocks", "first_block", "anchor", "model_revision", "layout_fingerprint", "landing", "parent_key")
+    __slots__ = ("blocks", "first_block", "anchor", "model_revision", "layout_fingerprint", "landing", "parent_key", "names")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +96,7 @@ class GetRequest(_message.Message):
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LANDING_FIELD_NUMBER: _ClassVar[int]
     PARENT_KEY_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockName]
     first_block: int
     anchor: bool
@@ -93,7 +104,8 @@ class GetRequest(_message.Message):
     layout_fingerprint: str
     landing: _common_pb2.Landing
     parent_key: bytes
-    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockName, _Mapping]]] = ..., first_block: _Optional[int] = ..., anchor: _Optional[bool] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., landing: _Optional[_Union[_common_pb2.Landing, _Mapping]] = ..., parent_key: _Optional[bytes] = ...) -> None: ...
+    names: BlockNames
+    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockName, _Mapping]]] = ..., first_block: _Optional[int] = ..., anchor: _Optional[bool] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., landing: _Optional[_Union[_common_pb2.Landing, _Mapping]] = ..., parent_key: _Optional[bytes] = ..., names: _Optional[_Union[BlockNames, _Mapping]] = ...) -> None: ...
 
 class GetResponse(_message.Message):
     __slots__ = ("extents", "digest_kind", "blocks", "anchor")
@@ -178,16 +190,18 @@ class PutCommitted(_message.Message):
     def __init__(self, stored: _Optional[int] = ..., rejected: _Optional[int] = ...) -> None: ...
 
 class PrefetchRequest(_message.Message):
-    __slots__ = ("blocks", "model_revision", "layout_fingerprint", "anchor")
+    __slots__ = ("blocks", "model_revision", "layout_fingerprint", "anchor", "names")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockName]
     model_revision: str
     layout_fingerprint: str
     anchor: bool
-    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockName, _Mapping]]] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., anchor: _Optional[bool] = ...) -> None: ...
+    names: BlockNames
+    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockName, _Mapping]]] = ..., model_revision: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., anchor: _Optional[bool] = ..., names: _Optional[_Union[BlockNames, _Mapping]] = ...) -> None: ...
 
 class PrefetchResponse(_message.Message):
     __slots__ = ("blocks_held", "blocks_rising", "other_instance")

@@ -27,7 +27,7 @@ def other_history(record: Record) -> Record:
 
 
 def other_weights(record: Record) -> Record:
-    return replace(record, identity=replace(record.identity, model_revision="another"))
+    return replace(record, identity=record.identity._replace(model_revision="another"))
 
 
 async def hit(stack: Stack, oracle: Oracle) -> int:

@@ -345,3 +345,41 @@ async def test_who_is_told_of_writers_hears_that_one_is_done_when_all_it_lent_wa
     lent = Lent(desk)
     desk.say(lent.chunk(0, 0, 500, at=0, last=True))
     assert words == [Word.DONE, Word.ALIVE]
+
+
+def ahead(chunk: Chunk) -> Chunk:
+    """The same, without a place in the landing."""
+    return replace(chunk, run=Run(0, 0, 0))
+
+
+async def test_what_is_announced_ahead_needs_no_place_and_is_copied_in_order(desk, writer_link):
+    lent = Lent(desk)
+    desk.say(ahead(lent.chunk(1, 0, 4000, at=4000, last=True, reply=writer_link.address)))
+    desk.say(ahead(lent.chunk(0, 0, 4000, at=0)))
+    assert list(await desk.intake.ready("t", 5.0)) == [("latent", 0), ("latent", 1)]
+    assert desk.block(0) + desk.block(1) == lent.memory[:8000].tobytes()
+    assert await answered(writer_link) == Credit("t", 0, 2)
+    assert desk.intake._open["t"].lent_bytes == 0
+
+
+async def test_no_more_is_taken_ahead_than_was_granted(desk, writer_link):
+    lent = Lent(desk)
+    desk.intake._open["t"].landing = replace(desk.landing, lent_bytes=5000)
+    desk.say(ahead(lent.chunk(1, 0, 3000, at=0)))  # it waits for the first one
+    desk.say(ahead(lent.chunk(2, 0, 3000, at=3000)))
+    with pytest.raises(InvalidArgument, match=r"overlap|not in its chunk"):
+        await desk.intake.ready("t", 5.0)
+    assert not desk.placed.blocks
+
+
+async def test_what_was_announced_ahead_and_cannot_be_read_is_taken_from_the_landing(desk, writer_link):
+    lent = Lent(desk, readable=False)
+    for number in range(3):
+        reply = writer_link.address if number == 2 else None
+        desk.say(ahead(lent.chunk(number, 0, 3000, at=3000 * number, last=number == 2, reply=reply)))
+    assert await answered(writer_link) == Unreadable("t")
+    for number in range(3):
+        start = number * RING
+        desk.say(desk.chunk(number, start, bytes([number]) * 3000, number, last=number == 2))
+    await desk.intake.ready("t", 5.0)
+    assert [desk.block(number)[:1] for number in range(3)] == [b"\0", b"\1", b"\2"]

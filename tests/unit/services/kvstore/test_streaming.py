@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -171,3 +171,45 @@ async def test_a_read_that_is_given_up_lets_go_of_everything(tmp_path: Path, mon
             assert bench.put(number)
             await bench.written()
         assert len(bench.held()) == 16
+
+
+async def test_the_opening_comes_alone_and_stays_in_place_until_the_part_behind_it_was_sent(tmp_path: Path) -> None:
+    async with opened(tmp_path, records=32) as bench:
+        await chain(bench, range(12), cold=range(8, 12))
+        asked, pins = [name(number) for number in range(12)], bench.tiers.dram._pins
+        async with aclosing(stream(bench.tiers, asked, IDENTITY, False, PART, opening_bytes=3 * SIZE)) as parts:
+            first = await anext(parts)
+            assert (first.opens, first.whole, len(first.records), len(pins)) == (True, True, 3, 3)
+            second = await anext(parts)
+            assert not second.opens and {record.offset for record in first.records} <= set(pins)
+            blocks, third = len(second.records), await anext(parts)
+            assert not {record.offset for record in first.records} & set(pins)
+            blocks += len(third.records)
+            async for part in parts:
+                assert not part.opens
+                blocks += len(part.records)
+        assert blocks == 9 and bench.tiers.allowance.taken == 0
+
+
+async def test_there_is_no_opening_where_it_would_be_all_or_is_not_in_dram(tmp_path: Path) -> None:
+    async with opened(tmp_path, records=32) as bench:
+        await chain(bench, range(6), cold=range(2, 6))
+        for count, blocks in ((2, 2), (6, 3)):
+            asked = [name(number) for number in range(count)]
+            found = stream(bench.tiers, asked, IDENTITY, False, PART, opening_bytes=blocks * SIZE)
+            async with aclosing(found) as parts:
+                assert not [part async for part in parts if part.opens]
+
+
+async def test_what_was_not_followed_by_another_part_is_kept_until_it_is_let_go_of(tmp_path: Path) -> None:
+    async with opened(tmp_path, records=32) as bench:
+        await chain(bench, range(6), cold=range(0))
+        asked, kept = [name(number) for number in range(6)], list[Callable[[], None]]()
+        found = stream(bench.tiers, asked, IDENTITY, False, PART, kept.append, opening_bytes=SIZE)
+        async with aclosing(found) as parts:
+            await anext(parts)
+            await anext(parts)
+        assert len(bench.tiers.dram._pins) == 6 and bench.tiers.allowance.taken == 6 * SIZE
+        for close in kept:
+            close()
+        assert not bench.tiers.dram._pins and not bench.tiers.allowance.taken

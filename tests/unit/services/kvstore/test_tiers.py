@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -225,7 +225,7 @@ async def test_equal_keys_on_disk_that_stand_for_other_tokens_or_another_history
         await bench.written()
         for number in (2, 1):
             bench.tiers.dram.drop(bench.tiers.dram.by_id(RecordId(RecordKind.BLOCK, name(number).key)))
-        for forged in (replace(name(1), tokens=b"else"), replace(name(1), parent=name(9).key)):
+        for forged in (name(1)._replace(tokens=b"else"), name(1)._replace(parent=name(9).key)):
             await bench.tiers.raise_([forged, name(2)], IDENTITY, anchor=False)
             assert bench.tiers.collect([forged, name(2)], IDENTITY, anchor=False) == []
         assert bench.held() <= {2}, "room that was taken for it is given back"
