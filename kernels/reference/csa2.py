@@ -10,6 +10,7 @@ from kernels.operands import HyperSite, Pages, Ragged, Ring, RopeTable, Selectio
 from kernels.reference.hyper import collapse, sinkhorn
 from kernels.reference.linear import linear
 from kernels.reference.norm import rotate, unit_rms
+from kernels.reference.records import packed, values_of
 from kernels.reference.storage import entries, history, store_entry, store_rows
 
 
@@ -72,14 +73,17 @@ def choose(
     """Choose up to topk entries for each row, and propose candidate blocks where `spec.blocks` asks for them.
 
     score[e] = sum_h weights[row, h] * heads**-0.5 * relu(q_h . k_e * width**-0.5) over the (position + 1) // rate
-    visible entries; queries [rows, heads * width] are rotated. With `candidates` only entries of those blocks count. A
-    block scores as its best visible entry; the block of the newest one is always proposed. Lower numbers win ties.
+    visible entries; queries [rows, heads * width] are rotated, and rounded as keys are where those are records. With
+    `candidates` only entries of those blocks count. A block scores as its best visible entry; the block of the newest
+    one is always proposed. Lower numbers win ties.
     """
     rows = queries.shape[0]
     chosen, proposed = _empty(queries, spec.topk), _empty(queries, spec.blocks)
     for row in range(rows):
         visible = (int(ragged.positions[row]) + 1) // pages.rate
         heads = queries[row].view(spec.heads, spec.width)
+        if pages.are_records:
+            heads = values_of(*packed(heads, pages.width))
         keys = entries(int(ragged.sequences[row]), ragged, pages, visible).to(torch.float32)
         scores = weights[row] * spec.heads**-0.5 @ (heads @ keys.T * spec.width**-0.5).relu()
         if spec.blocks and visible:

@@ -46,10 +46,9 @@ class Attention:
 
     def __init__(self, config: V41Config, options: Options, ops: Ops, csa2: Csa2Ops, kv_dtype: torch.dtype) -> None:
         self._config, self._ops, self._csa2 = config, ops, csa2
-        # Records are made of fp32, and have their values rounded; what meets index keys is rounded as they are.
+        # Records are made of fp32 and hold rounded values, and so is rounded what meets them.
         self._kv_dtype = torch.float32 if ops.records else kv_dtype
-        self._rounds_rows = options.fake_quantize and not ops.records
-        self._rounds_queries = options.fake_quantize or ops.records
+        self._rounds = options.fake_quantize and not ops.records
 
     def keys(self, hidden: torch.Tensor, layer: Layer, rows: Ragged, cache: CachePool, rope: RopeTable) -> Keys:
         """Project hidden [rows, hidden]; a source also writes the entries and index keys that this batch completes."""
@@ -102,9 +101,7 @@ class Attention:
         turned = self._csa2.rotate_heads(
             self._ops.linear(keys.latent, chooser.query), width, _on(rows, rope.cos.device), rope
         )
-        queries = turned
-        if self._rounds_queries:
-            queries = INDEX_FP4.rounded(turned.view(len(turned), -1, width)).flatten(1)
+        queries = self._rounded(turned.view(len(turned), -1, width), INDEX_FP4).flatten(1)
         weights = keys.projected[:, column : column + choice.heads].contiguous()
         candidates = shared.candidates if role.restricted else None
         pages = cache.pages(index_group(role.ratio), role.place)
@@ -112,7 +109,7 @@ class Attention:
         return Shared(selection, proposed or shared.candidates)
 
     def _rounded(self, values: torch.Tensor, format: BlockFormat) -> torch.Tensor:
-        return format.rounded(values) if self._rounds_rows else values
+        return format.rounded(values) if self._rounds else values
 
 
 def _on(rows: Ragged, device: torch.device, ratio: int = 0) -> np.ndarray | torch.Tensor:

@@ -10,10 +10,11 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.operands import IndexerSpec, IndexKeySpec, Pages, Ragged, RopeTable, Selection
+from kernels.reference.kv_record import Packed
 from kernels.reference.top_k import top_k
 from kernels.staging import staged
 from kernels.triton.engine.rows import turned
-from kernels.triton.scaling import e2m1_values
+from kernels.triton.scaling import E8M0, e2m1, e2m1_values, magnitude, scale_of
 
 _KEYS = 64
 TopK: TypeAlias = Callable[[Tensor, int, Tensor | None], Tensor]
@@ -56,6 +57,7 @@ def score_entries(
         heads, weights, weights.stride(0), on.positions, on.sequences, on.tables, on.tables.stride(0), pages.storage,
         pages.storage.stride(0), pages.offset, scores, scores.stride(0), width**-0.5, count**-0.5, HEADS=count,
         WIDTH=width, ENTRIES=pages.entries, RATE=pages.rate, KEYS=_KEYS, RECORD=pages.width if pages.are_records else 0,
+        FLOOR=Packed.V41_INDEX.value.spec.floor,
         BLOCK=max(16, triton.next_power_of_2(count)), WIDE=max(16, triton.next_power_of_2(width)), num_warps=8,
     )  # fmt: skip
     return scores, (on.positions + 1) // pages.rate
@@ -88,9 +90,10 @@ def _score(
     heads, weights, stride, positions, sequences, tables, table_stride, storage, page_stride, offset, scores,
     score_stride, key_scale, head_scale, HEADS: tl.constexpr, WIDTH: tl.constexpr, ENTRIES: tl.constexpr,
     RATE: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, RECORD: tl.constexpr,
+    FLOOR: tl.constexpr,
 ):  # fmt: skip
     """Scores of KEYS entries for one row; those it cannot see are left as they are. RECORD: bytes of a key of WIDTH
-    E2M1 codes and a scale for 32 of them; 0: keys are numbers."""
+    E2M1 codes and a scale for 32 of them, to which queries are rounded as well; 0: keys are numbers."""
     row, entry = tl.program_id(0).to(tl.int64), tl.program_id(1) * KEYS + tl.arange(0, KEYS)
     visible = (tl.load(positions + row) + 1) // RATE
     if tl.program_id(1) * KEYS < visible:
@@ -108,9 +111,14 @@ def _score(
             stored = tl.load(places[:, None] + (WIDTH // 2 + channel // 32)[None, :], mask=seen, other=0).to(tl.int32)
             code = (code >> (channel % 2 * 4)[None, :]) & 15
             keys = e2m1_values(code) * (stored << 23).to(tl.float32, bitcast=True)
+            groups = tl.reshape(asked, (BLOCK, WIDE // 32, 32))
+            _, factor = scale_of(tl.max(magnitude(groups), 2), E8M0, 6.0, FLOOR)
+            factor = tl.expand_dims(factor, 2)
+            asked = tl.reshape(e2m1_values(e2m1(groups * factor)) * tl.div_rn(1.0, factor), (BLOCK, WIDE))
+            dots = tl.dot(asked, tl.trans(keys), input_precision="tf32") * key_scale  # which holds either exactly
         else:
             keys = tl.load(places[:, None] + channel[None, :], mask=seen, other=0.0).to(tl.float32)
-        dots = tl.dot(asked, tl.trans(keys), input_precision="tf32x3") * key_scale
+            dots = tl.dot(asked, tl.trans(keys), input_precision="tf32x3") * key_scale
         found = tl.sum(tl.maximum(dots, 0.0) * share[:, None], 0)
         tl.store(scores + row * score_stride + entry, found, mask=inside)
 
