@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Generic, Literal, NoReturn, TypeVar, get_args, get_origin
 
+import pydantic_settings
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -94,9 +96,9 @@ class Loaded(Generic[SettingsT]):
     def spelled(self, field: str) -> str:
         """What whoever gave the setting calls it: its flag, its variable, or its path in a file. A setting that nobody
         gave goes by its flag, and what is none by its own name."""
-        path = tuple(field.split("."))
-        leaf = next((leaf for leaf in _leaves(type(self.settings)) if leaf.path == path), None)
-        return field if leaf is None else _spelled(leaf, type(self.settings), self.sources)
+        name, bracket, inside = field.partition("[")
+        leaf = next((leaf for leaf in _leaves(type(self.settings)) if leaf.dotted == name), None)
+        return field if leaf is None else _spelled(leaf, type(self.settings), self.sources, bracket + inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +142,24 @@ def load(cls: type[SettingsT], argv: Sequence[str], prog: str = "") -> Loaded[Se
     _refuse_unknown_environment(leaves, prefix)
     sources = {
         "command line": _tree(arguments),
-        "environment": EnvSettingsSource(cls)(),
+        "environment": _environment(cls, prefix),
         f"file {config}": _read_yaml(Path(config), cls) if config else {},
         f"preset {preset}": _preset(cls, preset) if preset else {},
     }
     return Loaded(_validate(cls, sources), print_config, check, sources)
 
 
+def _environment(cls: type[Settings], prefix: str) -> Tree:
+    try:
+        return EnvSettingsSource(cls)()
+    except pydantic_settings.SettingsError as error:  # its words say which field; of a list or a section it reads JSON
+        named = re.search(r'field "(\w+)"', str(error))
+        name = (prefix + named[1]).upper() if named else prefix
+        raise SettingsError("not JSON", field=name, fix="give its value as JSON, or use --config") from error
+
+
 def _spelled(leaf: _Leaf, cls: type[Settings], sources: Mapping[str, Tree], inside: str = "") -> str:
-    """inside: the place within a setting that is a list or a tree, with the dot before it."""
+    """inside: the place within a setting that is a list or a tree, with the dot or bracket before it."""
     origin = _origin(leaf.path, sources)
     if origin == "environment":
         return leaf.env(str(cls.model_config.get("env_prefix", ""))) + inside
@@ -227,8 +238,15 @@ def _leaves(model: type[BaseModel], parents: tuple[str, ...] = ()) -> Iterator[_
             yield from _leaves(section, (*parents, name))
 
 
+class _Parser(argparse.ArgumentParser):
+    """What is wrong with the command line is a SettingsError: its usage would fill a screen."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message, fix="see --help")
+
+
 def _parser(cls: type[Settings], leaves: Iterable[_Leaf], prefix: str, prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=prog or None,
         description=(cls.__doc__ or "").strip(),
         epilog="Order: command line, environment, --config, --preset, default.",

@@ -131,6 +131,21 @@ def test_a_setting_is_called_what_whoever_gave_it_called_it(monkeypatch, yaml_fi
         "listen": "--listen",
     }
     assert loaded.spelled("no setting") == "no setting"
+    assert loaded.spelled("max_sequences[0].name") == "--max-sequences[0].name"
+
+
+def test_a_section_that_is_no_json_is_told_by_its_variable(monkeypatch):
+    monkeypatch.setenv("DEEPINFER_ECHO_ENGINE", "{bad")
+    with pytest.raises(SettingsError, match="not JSON") as caught:
+        settings()
+    assert caught.value.field == "DEEPINFER_ECHO_ENGINE" and caught.value.fix
+
+
+@pytest.mark.parametrize("argv", [("--preset", "nope"), ("-x",), ("extra",), ("--no-reflection=1",), ("--config",)])
+def test_a_command_line_that_cannot_be_read_is_told_in_one_line(argv, capsys):
+    with pytest.raises(SettingsError) as caught:
+        settings(*argv)
+    assert caught.value.fix == "see --help" and capsys.readouterr().err == ""
 
 
 def test_settings_cannot_be_changed():
