@@ -145,7 +145,7 @@ def export(
     else:
         one, whole = kv_calls.holder(chosen, kv_show.digits(key, "--key", kv_calls.KEY_DIGITS))
     words = (one.address, transport or one.transport or "ucx://", whole.hex(), str(to), *(["tokens"] if tokens else []))
-    return subprocess.run([sys.executable, "-m", "cli.kv_fetch", *words], check=False).returncode
+    return subprocess.run([sys.executable, "-m", "cli.kv_fetch", "--", *words], check=False).returncode
 
 
 def read_tokens(path: Path) -> list[int]:
