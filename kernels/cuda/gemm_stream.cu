@@ -106,7 +106,7 @@ __device__ __forceinline__ void begin(const Parameters &p, u32 shared) {
 #pragma unroll
     for (int i = 0; i < STAGES; i++) {
         barrier_init(shared + FULL + 8 * i, 1);
-        barrier_init(shared + FREE + 8 * i, 4 * ROW_GROUPS);
+        barrier_init(shared + FREE + 8 * i, 128 * ROW_GROUPS);
     }
     if (SPLIT > 1) barrier_init(shared + SUMS, 1);
     show_barriers();
