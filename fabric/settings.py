@@ -21,6 +21,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from fabric import faults
 from fabric.errors import StartError
 
+_LONGEST_S = 1e8  # three years
 SettingsT = TypeVar("SettingsT", bound="Settings")
 Tree = Mapping[str, Any]
 
@@ -29,14 +30,14 @@ class SettingsError(StartError):
     """A setting is unknown, missing or wrong; the message names its path and the source it came from."""
 
 
-class Section(BaseModel, frozen=True, extra="forbid"):
+class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Base of nested settings: dots on the command line, nesting in YAML, `__` in the environment."""
 
 
 class Settings(BaseSettings):
     """Base of every settings class. Subclasses set `env_prefix` in their class line and may declare `presets`."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_nested_delimiter="__")
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_nested_delimiter="__", allow_inf_nan=False)
     presets: ClassVar[Mapping[str, Tree]] = {}
 
     @classmethod
@@ -146,7 +147,19 @@ def load(cls: type[SettingsT], argv: Sequence[str], prog: str = "") -> Loaded[Se
         f"file {config}": _read_yaml(Path(config), cls) if config else {},
         f"preset {preset}": _preset(cls, preset) if preset else {},
     }
-    return Loaded(_validate(cls, sources), print_config, check, sources)
+    loaded = Loaded(_validate(cls, sources), print_config, check, sources)
+    for leaf in leaves:
+        _refuse_ages(leaf, loaded)
+    return loaded
+
+
+def _refuse_ages(leaf: _Leaf, loaded: Loaded[SettingsT]) -> None:
+    """Seconds beyond all use fit no message and no timer."""
+    value: Any = loaded.settings
+    for part in leaf.path:
+        value = getattr(value, part)
+    if leaf.path[-1].endswith("_s") and isinstance(value, float) and value > _LONGEST_S:
+        raise SettingsError("out of range", field=loaded.spelled(leaf.dotted), fix=f"use at most {_LONGEST_S:.0f}")
 
 
 def _environment(cls: type[Settings], prefix: str) -> Tree:
