@@ -21,7 +21,8 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from fabric import faults
 from fabric.errors import StartError
 
-_LONGEST_S = 1e8  # three years
+# By the end of a setting's name, the first that fits: three years, 256 TiB, and what a message's field carries.
+_MOST: Mapping[str, int] = {"_s": 100_000_000, "_bytes": 1 << 48, "": (1 << 31) - 1}
 SettingsT = TypeVar("SettingsT", bound="Settings")
 Tree = Mapping[str, Any]
 
@@ -149,17 +150,18 @@ def load(cls: type[SettingsT], argv: Sequence[str], prog: str = "") -> Loaded[Se
     }
     loaded = Loaded(_validate(cls, sources), print_config, check, sources)
     for leaf in leaves:
-        _refuse_ages(leaf, loaded)
+        _refuse_absurd(leaf, loaded)
     return loaded
 
 
-def _refuse_ages(leaf: _Leaf, loaded: Loaded[SettingsT]) -> None:
-    """Seconds beyond all use fit no message and no timer."""
+def _refuse_absurd(leaf: _Leaf, loaded: Loaded[SettingsT]) -> None:
+    """Numbers beyond all use fit no message and no timer."""
     value: Any = loaded.settings
     for part in leaf.path:
         value = getattr(value, part)
-    if leaf.path[-1].endswith("_s") and isinstance(value, float) and value > _LONGEST_S:
-        raise SettingsError("out of range", field=loaded.spelled(leaf.dotted), fix=f"use at most {_LONGEST_S:.0f}")
+    most = next(most for ending, most in _MOST.items() if leaf.path[-1].endswith(ending))
+    if isinstance(value, int | float) and value > most:
+        raise SettingsError("out of range", field=loaded.spelled(leaf.dotted), fix=f"use at most {most}")
 
 
 def _environment(cls: type[Settings], prefix: str) -> Tree:

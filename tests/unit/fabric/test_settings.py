@@ -176,6 +176,7 @@ def test_help_names_every_setting_its_default_and_variable(capsys):
     [
         ("--max-sequences", "0", "--max-sequences: out of range, use above 0"),
         ("--max-sequences", "many", "--max-sequences: not a whole number, use a whole number"),
+        ("--max-sequences", "99999999999", "--max-sequences: out of range (use at most 2147483647)"),
         ("--drain-s", "inf", "--drain-s: out of range, use a number that is finite"),
         ("--drain-s", "nan", "--drain-s: out of range"),
         ("--drain-s", "1e300", "--drain-s: out of range (use at most 100000000)"),
