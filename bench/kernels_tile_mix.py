@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from bench import kernels_read
 from bench.kernels_tile import CUDA, E4M3, E4M3_32, E8M0_32, Shape, measured
 from bench.kernels_timing import Ceilings
 from bench.table import Row
@@ -22,20 +23,24 @@ from kernels.triton.sampling import sample
 
 Prepared = tuple[Callable[[], object], Callable[[], None]]
 VOCABULARY = 129_280
+_PROJECTIONS = ((4096, 28_672, 83.3), (128, 28_672, 13.1), (4096, 16_384, 56.4), (8192, 7168, 63.1))  # DeepGEMM's us
 
 
 def mix_rows(ceilings: Ceilings, seed: int) -> Iterator[Row]:
     """All shapes."""
     torch.manual_seed(seed)
+    for rows, width, public in _PROJECTIONS:
+        nbytes = rows * width * 2 + parts_of(width) * rows * 100 + 128 * width
+        shape = Shape(f"mhc project m{rows} k{width}", nbytes, lambda r=rows, w=width: _project(r, w), public, 1.3)
+        yield from measured(shape, ceilings)
+        alone = kernels_read.reading_us(torch.randn(rows, width, device=CUDA).to(torch.bfloat16))
+        yield Row("  reading x alone, which the projection has to", alone, "us")
     for shape in shapes():
         yield from measured(shape, ceilings)
 
 
 def shapes() -> Iterator[Shape]:
-    """What is timed. The projection's bar is 1.3 times DeepGEMM's speed, the others' TileKernels' times."""
-    for rows, width, public in ((4096, 28_672, 83.3), (128, 28_672, 13.1), (4096, 16_384, 56.4), (8192, 7168, 63.1)):
-        nbytes = rows * width * 2 + parts_of(width) * rows * 100 + 128 * width
-        yield Shape(f"mhc project m{rows} k{width}", nbytes, lambda r=rows, w=width: _project(r, w), public, 1.3)
+    """What is timed but the projection. Bars are TileKernels' times."""
     for rows, hidden, pre_us, post_us in (
         (8192, 7168, 153.2, 259.0),
         (8192, 4096, 92.3, 150.0),
@@ -67,10 +72,10 @@ def sources() -> list[tuple[Path, str, dict[str, int]]]:
         parts = parts_of(4 * hidden)
         plans += [mhc_pre.plan_for(hidden, parts, 20, normed, given=False) for normed in (False, True)]
     plans += [swiglu.plan_for(inner, True, False, E4M3, short) for inner in (2048, 3072) for short in (False, True)]
-    plans += [cast.plan_for(E8M0_32), rms_norm.plan_for(7168, False, True, None)]
+    plans += [*(cast.plan_for(E8M0_32, each) for each in (8, 4)), rms_norm.plan_for(7168, False, True, None)]
     plans += [rms_norm.plan_for(7168, True, True, spec) for spec in (E4M3_32, E8M0_32)]
     plans.append(rope.plan_for(128, 64, inverse=False))
-    return [(plan.source, "sm_90a", dict(plan.defines)) for plan in plans]
+    return kernels_read.sources() + [(plan.source, "sm_90a", dict(plan.defines)) for plan in plans]
 
 
 def _project(rows: int, width: int) -> Prepared:
