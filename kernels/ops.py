@@ -71,6 +71,11 @@ class Ops:
     expands: Callable[[int, int, torch.dtype], bool] = lambda _rank, _rope, _dtype: True
     # Logits fp32 [rows, vocabulary] -> int64 [2, rows], as kernels/likeliest.py says.
     likeliest: Callable[[Tensor], Tensor] = likeliest
+    # Chains of the above where a backend has its own way, else None: `linear` of a `norm`, and what follows attention
+    # in a layer, x [rows, hidden] plus what attention gave, and the experts of that sum's norm added to it.
+    norm_linear: Callable[[Tensor, Tensor, float, Weights], Tensor] | None = None
+    after_attention: Callable[[Tensor, Tensor, MlaLayer], Tensor] | None = None
+    apart: bool = False  # whether rows that products and attention are given may stand apart
     records: bool = False  # whether families are to cache published records, which these operators then read and write
     captures: bool = False  # whether a decode step of these waits for nothing, so that a CUDA graph can hold it
     device: torch.device = CPU  # where weights, caches and activations are

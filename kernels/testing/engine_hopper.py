@@ -71,7 +71,7 @@ def check_scaled() -> None:
     expected = reference.OPS.linear(x, definition.keep(weights, order))
     _expect_close("product", scaled.linear(x, scaled.keep(weights, order)), expected)
     one, wide, norm = quantize_fp8(_random(draw, 1, 24, 384)), _random(draw, 3, 400), _random(draw, 384)
-    found = scaled.normed_linear(wide[:, 7:391], norm, 1e-6, scaled.keep(one))
+    found = scaled.norm_linear(wide[:, 7:391], norm, 1e-6, scaled.keep(one))
     normed = reference.OPS.norm(wide[:, 7:391], norm, 1e-6)
     _expect_close("product of a norm", found, reference.OPS.linear(normed, definition.keep(one)))
     shapes = ((5, 256, 256), (5, 256, 128), (1, 256, 256), (1, 256, 128))

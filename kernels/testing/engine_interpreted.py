@@ -125,6 +125,18 @@ def _check_layer(ops: Ops, rows: Ragged) -> None:
         for _ in range(2):  # what the first leaves behind must not show in the second
             expected = reference.OPS.mla_layer(x, layer, rows, theirs, rope)
             assert_close("layer", ops.mla_layer(x, layer, rows, mine, rope), expected)
+        attended = _random(draw, rows.rows, hidden)
+        assert ops.after_attention is not None and ops.norm_linear is not None  # noqa: S101  narrows the types
+        assert_close("layer", ops.after_attention(x, attended, layer), _after_attention(x + attended, layer))
+        expected = reference.OPS.linear(reference.OPS.norm(x, layer.attention_norm, 1e-6), layer.input)
+        assert_close("linear", ops.norm_linear(x, layer.attention_norm, 1e-6, layer.input), expected)
+
+
+def _after_attention(x: Tensor, layer: MlaLayer) -> Tensor:
+    by, (nobody, none) = reference.OPS, (x.new_empty(len(x), 0, dtype=torch.int32), x.new_empty(len(x), 0))
+    normed = by.norm(x, layer.mlp_norm, layer.norm_eps)
+    chosen, weights = (nobody, none) if layer.router is None else by.route_groups(normed, layer.router)
+    return x + by.experts(normed, chosen, weights, layer.experts)
 
 
 def check_compressed(ops: Ops) -> None:

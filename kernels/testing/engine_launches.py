@@ -158,7 +158,7 @@ def _stored(count: int) -> None:
 
     scaled.linear(_empty(count, 7168), kept(1, 1536, 7168))
     for width in (1536, 7168):
-        scaled.normed_linear(_empty(count, width), _empty(width), 1e-6, kept(1, 1536, width))
+        scaled.norm_linear(_empty(count, width), _empty(width), 1e-6, kept(1, 1536, width))
     pairs = [(kept(experts, 4096, 7168), kept(experts, 7168, 2048)) for experts in (2, 1)]
     for limit in (math.inf, 10.0):
         bank = ExpertBank(ScaledExperts(*pairs), None, None, 2, 2048, limit)

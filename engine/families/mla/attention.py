@@ -13,7 +13,7 @@ from engine.families.mla.layout import INDEX_KEY, INDEX_SCALE
 from engine.families.mla.weights import Layer
 from engine.families.rounding import IndexRounding
 from kernels import Ops
-from kernels.operands import MlaSpec, Pages, Ragged, RopeTable, Selection
+from kernels.operands import MlaSpec, Pages, Ragged, RopeTable, Selection, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class Attention:
         """With `index_rounding` the indexer's keys and queries are rounded before they are scored."""
         self._ops, self._index_rounding = ops, index_rounding
 
-    def run(self, hidden: torch.Tensor, layer: Layer, index: int, step: Step) -> torch.Tensor:
-        """[rows, hidden] -> [rows, hidden]; `index` is the layer's place in the cache groups."""
+    def run(self, x: torch.Tensor, layer: Layer, index: int, step: Step, norm_eps: float) -> torch.Tensor:
+        """[rows, hidden], normed here -> [rows, hidden]; `index` is the layer's place in the cache groups."""
         ops, spec, pages = self._ops, layer.attention, step.cache.pages("latent", index)
-        projected = ops.linear(hidden, layer.input)
+        projected = self._norm_linear(x, layer.attention_norm, norm_eps, layer.input)
         ops.store_latent(projected, spec, step.rows, pages, step.rope)
         queries = self._queries(projected, layer)
         selection = self._select(projected, queries, layer, index, step)
@@ -44,7 +44,7 @@ class Attention:
         if not step.forms.expanded:
             mixed = self._absorbed(queries, spec, step.rows, pages, selection, step.rope)
             return ops.linear(mixed, layer.output)
-        mixed = hidden.new_empty(len(hidden), spec.heads * spec.value)
+        mixed = x.new_empty(len(x), spec.heads * spec.value)
         if len(rest):
             chosen = Selection(selection.entries[rest], selection.counts[rest]) if selection else None
             mixed[rest] = self._absorbed(queries[rest], spec, step.forms.rest, pages, chosen, step.rope)
@@ -58,8 +58,14 @@ class Attention:
         if layer.query_norm is None or layer.query is None:
             return projected
         rank = layer.query_norm.shape[0]
-        latent = self._ops.norm(projected[:, :rank].contiguous(), layer.query_norm, LATENT_EPS)
-        return self._ops.linear(latent, layer.query)
+        return self._norm_linear(projected[:, :rank], layer.query_norm, LATENT_EPS, layer.query)
+
+    def _norm_linear(self, x: torch.Tensor, norm: torch.Tensor, eps: float, weight: Weights) -> torch.Tensor:
+        """The product of the norm of x."""
+        given = x if self._ops.apart else x.contiguous()
+        if self._ops.norm_linear is not None:
+            return self._ops.norm_linear(given, norm, eps, weight)
+        return self._ops.linear(self._ops.norm(given, norm, eps), weight)
 
     def _select(
         self, projected: torch.Tensor, queries: torch.Tensor, layer: Layer, index: int, step: Step
@@ -82,8 +88,10 @@ class Attention:
     ) -> torch.Tensor:  # fmt: skip
         """Queries go to the latent, latents are mixed, and the mixture comes back: [rows, heads * value]."""
         still, end = spec.heads * spec.nope, spec.heads * (spec.nope + spec.rope)
-        absorbed = self._ops.linear(queries[:, :still].contiguous(), spec.absorb)
-        turning = queries[:, still:end].contiguous()
+        asked, turning = queries[:, :still], queries[:, still:end]
+        if not self._ops.apart:
+            asked, turning = asked.contiguous(), turning.contiguous()
+        absorbed = self._ops.linear(asked, spec.absorb)
         mixed = self._ops.attend_latent(absorbed, turning, spec, rows, pages, selection, rope)
         return self._ops.linear(mixed, spec.output)
 

@@ -126,7 +126,10 @@ class Mla:
         ops, eps = self._ops, self.config.norm_eps
         if layer.indexer is None and not step.forms.expanded:
             return ops.mla_layer(x, layer.whole(eps), step.rows, step.cache.pages("latent", index), step.rope)
-        x = x + self._attention.run(ops.norm(x, layer.attention_norm, eps), layer, index, step)
+        attended = self._attention.run(x, layer, index, step, eps)
+        if ops.after_attention is not None:
+            return ops.after_attention(x, attended, layer.whole(eps))
+        x = x + attended
         return x + self._mlp(ops.norm(x, layer.mlp_norm, eps), layer)
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:

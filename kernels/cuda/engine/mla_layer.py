@@ -25,22 +25,30 @@ def mla_layer(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: Ro
     takes = domain.beats_the_chain if len(x) <= FEW_ROWS else domain.attends_densely
     if not _is_kept(layer) and not takes(layer.attention, pages, len(x)):
         return whole_by_triton.mla_layer(x, layer, ragged, pages, rope)
-    spec, eps, router = layer.attention, layer.norm_eps, layer.router
-    projected = normed_linear(x, layer.attention_norm, eps, layer.input)
+    spec = layer.attention
+    projected = norm_linear(x, layer.attention_norm, layer.norm_eps, layer.input)
     store_latent(projected, spec, ragged, pages, rope)
     queries = projected
     if layer.query is not None and layer.query_norm is not None:
         rank = layer.query_norm.shape[0]
-        queries = normed_linear(projected[:, :rank], layer.query_norm, spec.norm_eps, layer.query)
+        queries = norm_linear(projected[:, :rank], layer.query_norm, spec.norm_eps, layer.query)
     attended = linear(_attended(queries, spec, ragged, pages, rope, _read_as(layer.output, len(x))), layer.output)
-    x, normed, rounded = add_norm(x, attended, layer.mlp_norm, eps, _read_as(layer.experts.gate, len(x)))
+    return after_attention(x, attended, layer)
+
+
+def after_attention(x: Tensor, attended: Tensor, layer: MlaLayer) -> Tensor:
+    """As kernels.triton.engine.mla_layer.after_attention."""
+    router, bank, is_kept = layer.router, layer.experts, isinstance(layer.experts.gate, ScaledExperts)
+    if len(x) <= FEW_ROWS and not is_kept:
+        return whole_by_triton.after_attention(x, attended, layer)
+    x, normed, rounded = add_norm(x, attended, layer.mlp_norm, layer.norm_eps, _read_as(bank.gate, len(x)))
     if router is None:
         chosen, weights = x.new_empty(len(x), 0, dtype=torch.int32), x.new_empty(len(x), 0)
     else:
         chosen, weights = choose_in_groups(linear(normed, router.gate), router)
-    if isinstance(layer.experts.gate, ScaledExperts):
-        return scaled.experts(normed, chosen, weights, layer.experts, x)
-    return expert_rows(rounded, chosen, weights, layer.experts, None, 0.0, x)
+    if is_kept:
+        return scaled.experts(normed, chosen, weights, bank, x)
+    return expert_rows(rounded, chosen, weights, bank, None, 0.0, x)
 
 
 def linear(x: Tensor, weight: Weights) -> Tensor:
@@ -48,11 +56,13 @@ def linear(x: Tensor, weight: Weights) -> Tensor:
     return scaled.linear(x, weight) if isinstance(weight, Scaled) else dense_linear(x, weight)
 
 
-def normed_linear(x: Tensor, weight_of_norm: Tensor, eps: float, weight: Weights) -> Tensor:
+def norm_linear(x: Tensor, weight_of_norm: Tensor, eps: float, weight: Weights) -> Tensor:
     """`linear` of the norm of x, whose rows may stand apart."""
-    if isinstance(weight, Scaled) and scaled.takes_norms(weight):
-        return scaled.normed_linear(x, weight_of_norm, eps, weight)
-    return linear(norm(x, weight_of_norm, eps, _read_as(weight, len(x))), weight)
+    if not isinstance(weight, Scaled):
+        return whole_by_triton.norm_linear(x, weight_of_norm, eps, weight)
+    if scaled.takes_norms(weight):
+        return scaled.norm_linear(x, weight_of_norm, eps, weight)
+    return scaled.linear(norm(x, weight_of_norm, eps), weight)
 
 
 def _read_as(weight: Weights, rows: int) -> torch.dtype:

@@ -12,7 +12,7 @@ from kernels.cuda.engine.attend import attend, attend_invariant
 from kernels.cuda.engine.choice import index_topk, route, route_groups, route_invariant
 from kernels.cuda.engine.index import store_index_key, workspaces
 from kernels.cuda.engine.latent import attend_latent, attend_latent_invariant
-from kernels.cuda.engine.mla_layer import linear, mla_layer
+from kernels.cuda.engine.mla_layer import after_attention, linear, mla_layer, norm_linear
 from kernels.cuda.engine.records import compress, store_latent
 from kernels.cuda.engine.window_records import store_rows
 from kernels.operands import ExpertBank
@@ -50,6 +50,8 @@ OPS = replace(
     attend_latent=attend_latent,
     route_groups=route_groups,
     mla_layer=mla_layer,
+    norm_linear=norm_linear,
+    after_attention=after_attention,
 )
 
 # As `OPS`, and no row's bits depend on its batch.

@@ -48,11 +48,11 @@ def linear(x: Tensor, weight: Scaled) -> Tensor:
 
 
 def takes_norms(weight: Scaled) -> bool:
-    """Whether `normed_linear` multiplies with these weights: of one matrix, not of several that share a row."""
+    """Whether `norm_linear` multiplies with these weights: of one matrix, not of several that share a row."""
     return _shape(weight)[0] == 1
 
 
-def normed_linear(x: Tensor, norm: Tensor, eps: float, weight: Scaled) -> Tensor:
+def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Scaled) -> Tensor:
     """`linear` of the norm of x [rows, channels], whose rows may stand apart: normed and cast in one launch."""
     (rows, channels), groups = x.shape, triton.next_power_of_2(x.shape[1] // DEPTH)
     activations = _room(1, rows, channels, x.device)

@@ -63,7 +63,7 @@ def many(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gather(
     chosen, places, counts, rows, SLOTS: tl.constexpr, LAST: tl.constexpr, LANES: tl.constexpr
 ):  # fmt: skip
@@ -83,7 +83,7 @@ def _gather(
     tl.store(counts + expert, found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _entering(
     x, gate, up, places, counts, middle, limit, rows, hidden, inner, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEEP: tl.constexpr, SLOTS: tl.constexpr, LIMITED: tl.constexpr, ROUNDS: tl.constexpr,
@@ -113,7 +113,7 @@ def _entering(
         tl.store(target, result.to(middle.dtype.element_ty), mask=(lane < count)[:, None] & (line < inner)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _leaving(
     middle, down, places, counts, weights, parts, rows, hidden, inner, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEEP: tl.constexpr, SLOTS: tl.constexpr, ROUNDS: tl.constexpr,

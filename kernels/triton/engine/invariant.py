@@ -59,6 +59,16 @@ def linear(x: Tensor, weight: Dense) -> Tensor:
     return out
 
 
+def norm_linear(x: Tensor, weight_of_norm: Tensor, eps: float, weight: Dense) -> Tensor:
+    """As reference.linear.linear of the norm of x, whose rows may stand apart."""
+    return linear(norm(x, weight_of_norm, eps, _kind(weight)), weight)
+
+
+def _kind(weight: Dense) -> torch.dtype:
+    """What a product reads: one that is given it rounds nothing any more."""
+    return torch.bfloat16 if weight.rounds else torch.float32
+
+
 def experts(x: Tensor, chosen: Tensor, weights: Tensor, bank: ExpertBank) -> Tensor:
     """As reference.experts.experts."""
     return banks.many(x, chosen, weights, bank, None, _EXPERT_ROWS)
@@ -108,18 +118,22 @@ def _mla_layer(
     attend_latent: AttendLatent, store_latent: StoreLatent, x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages,
     rope: RopeTable,
 ) -> Tensor:  # fmt: skip
-    spec, eps = layer.attention, layer.norm_eps
-    kind = torch.bfloat16 if layer.input.rounds else torch.float32  # as the products read them
-    projected = linear(norm(x, layer.attention_norm, eps, kind), layer.input)
+    spec = layer.attention
+    projected = norm_linear(x, layer.attention_norm, layer.norm_eps, layer.input)
     store_latent(projected, spec, ragged, pages, rope)
     queries = projected
     if layer.query is not None and layer.query_norm is not None:
         rank = layer.query_norm.shape[0]
-        queries = linear(norm(projected[:, :rank], layer.query_norm, spec.norm_eps, kind), layer.query)
+        queries = norm_linear(projected[:, :rank], layer.query_norm, spec.norm_eps, layer.query)
     still, end = spec.heads * spec.nope, spec.heads * (spec.nope + spec.rope)
     absorbed, turning = linear(queries[:, :still], spec.absorb), queries[:, still:end]
     mixed = attend_latent(absorbed, turning, spec, ragged, pages, None, rope)
-    x, normed, rounded = add_norm(x, linear(linear(mixed, spec.output), layer.output), layer.mlp_norm, eps, kind)
+    return after_attention(x, linear(linear(mixed, spec.output), layer.output), layer)
+
+
+def after_attention(x: Tensor, attended: Tensor, layer: MlaLayer) -> Tensor:
+    """As kernels.triton.engine.mla_layer.after_attention."""
+    x, normed, rounded = add_norm(x, attended, layer.mlp_norm, layer.norm_eps, _kind(layer.experts.gate))
     if layer.router is None:
         chosen, weights = x.new_empty(len(x), 0, dtype=torch.int32), x.new_empty(len(x), 0)
     else:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.operands import MlaLayer, Pages, Ragged, RopeTable
+from kernels.reference.linear import Dense
 from kernels.triton.engine import latent
 from kernels.triton.engine.experts import expert_rows
 from kernels.triton.engine.few_experts import chosen_rows, routed_rows
@@ -31,7 +32,7 @@ def _few(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTab
 
 
 def _many(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
-    spec, eps, router, kind = layer.attention, layer.norm_eps, layer.router, read_as(layer.input, len(x))
+    spec, eps, kind = layer.attention, layer.norm_eps, read_as(layer.input, len(x))
     projected = linear(norm(x, layer.attention_norm, eps, kind), layer.input)
     latent.store_latent(projected, spec, ragged, pages, rope)
     queries = projected
@@ -41,10 +42,27 @@ def _many(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTa
     still, end = spec.heads * spec.nope, spec.heads * (spec.nope + spec.rope)
     absorbed, turning = linear(queries[:, :still], spec.absorb), queries[:, still:end]
     mixed = latent.attend_latent(absorbed, turning, spec, ragged, pages, None, rope)
-    attended = linear(linear(mixed, spec.output, kind), layer.output)
-    x, normed, rounded = add_norm(x, attended, layer.mlp_norm, eps, kind)
+    return after_attention(x, linear(linear(mixed, spec.output, kind), layer.output), layer)
+
+
+def after_attention(x: Tensor, attended: Tensor, layer: MlaLayer) -> Tensor:
+    """x plus what attention gave, and the experts of that sum's norm added to it."""
+    eps, router, bank = layer.norm_eps, layer.router, layer.experts
+    if len(x) <= FEW_ROWS:
+        x = x + attended
+        if router is None:
+            return chosen_rows(x, *_nobody(x), bank, layer.mlp_norm, eps, x)
+        return routed_rows(x, router, bank, layer.mlp_norm, eps, x)
+    x, normed, rounded = add_norm(x, attended, layer.mlp_norm, eps, read_as(bank.gate, len(x)))
     chosen, weights = _nobody(x) if router is None else choose_in_groups(linear(normed, router.gate), router)
-    return expert_rows(rounded, chosen, weights, layer.experts, None, 0.0, x)
+    return expert_rows(rounded, chosen, weights, bank, None, 0.0, x)
+
+
+def norm_linear(x: Tensor, weight_of_norm: Tensor, eps: float, weight: Dense) -> Tensor:
+    """As reference.linear.linear of the norm of x, whose rows may stand apart."""
+    if len(x) <= FEW_ROWS:
+        return few_rows(x, weight, weight_of_norm, eps)
+    return linear(norm(x, weight_of_norm, eps, read_as(weight, len(x))), weight)
 
 
 def _nobody(x: Tensor) -> tuple[Tensor, Tensor]:

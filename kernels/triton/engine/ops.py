@@ -15,7 +15,7 @@ from kernels.triton.engine.index import index_topk, store_index_key
 from kernels.triton.engine.latent import attend_latent, read_rows, store_latent
 from kernels.triton.engine.likeliest import likeliest
 from kernels.triton.engine.linear import linear
-from kernels.triton.engine.mla_layer import mla_layer
+from kernels.triton.engine.mla_layer import after_attention, mla_layer, norm_linear
 from kernels.triton.engine.routing import route_groups
 from kernels.triton.engine.rows import latent, norm, store_rows
 from kernels.triton.engine.streams import hyper_head, hyper_post, hyper_pre
@@ -42,6 +42,9 @@ OPS = replace(
     read_rows=read_rows,
     route_groups=route_groups,
     mla_layer=mla_layer,
+    norm_linear=norm_linear,
+    after_attention=after_attention,
+    apart=True,
     likeliest=likeliest,
 )
 
@@ -58,4 +61,6 @@ INVARIANT = replace(
     attend_latent=invariant.attend_latent,
     route_groups=invariant.route_groups,
     mla_layer=invariant.layer_with(invariant.attend_latent),
+    norm_linear=invariant.norm_linear,
+    after_attention=invariant.after_attention,
 )

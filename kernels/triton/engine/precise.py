@@ -48,7 +48,7 @@ def precise(x: Tensor, weight: Dense, eps: float | None = None) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _multiply(
     x, stride, matrix, parts, squares, rows, columns, inner, each, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEEP: tl.constexpr, UNIT: tl.constexpr,
@@ -73,7 +73,7 @@ def _multiply(
         tl.store(squares + split * rows + row, whole, mask=row < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def _sum(
     parts, squares, out, splits, rows, columns, inner, eps, COLUMNS: tl.constexpr, UNIT: tl.constexpr
 ):  # fmt: skip
