@@ -383,3 +383,57 @@ async def test_what_was_announced_ahead_and_cannot_be_read_is_taken_from_the_lan
         desk.say(desk.chunk(number, start, bytes([number]) * 3000, number, last=number == 2))
     await desk.intake.ready("t", 5.0)
     assert [desk.block(number)[:1] for number in range(3)] == [b"\0", b"\1", b"\2"]
+
+
+class Kernel:
+    """Copies nothing and finds all well; tells how much it was given at a time, and of which transfer's memory."""
+
+    def __init__(self) -> None:
+        self.given: list[list[int]] = []
+        self.begun = asyncio.Event()
+
+    def __call__(self, address: int, rows: np.ndarray) -> int:
+        self.given.append(rows[:, 2].tolist())  # digests: they name the rows here
+        self.begun.set()
+        return -1
+
+
+async def many(link: Link, kernel: Kernel) -> Intake:
+    """One chunk at a time; two of what `lent_to` announces are copied at once."""
+    pool = LandingPool(link, 4 * RING, slab_bytes=1024, kernel=kernel)
+    pool.inline_bytes = 2000
+    intake = Intake(link, pool, commits=1)
+    memory = np.zeros(100_000, np.uint8)
+    intake._link.view = lambda peer, epoch, shared: memory  # type: ignore[method-assign]
+    for owner in ("t", "u"):
+        intake.open(owner, RING, Placed())
+    return intake
+
+
+def lent_to(owner: str, count: int, seal: int) -> Notice:
+    rows = [("latent", index, 1, 1000 * index, 1000, seal + index) for index in range(count)]
+    chunk = Chunk(owner, 0, Run(0, 0, 0), True, Extents.of(rows), None, Lent.NAME)
+    return Notice(*WRITER, chunk.pack())
+
+
+async def test_a_chunk_that_takes_long_lets_others_have_their_turns():
+    link, kernel = open_link("inproc://", "decode-1", 1), Kernel()
+    intake = await many(link, kernel)
+    intake.noticed(lent_to("t", 10, seal=0))
+    intake.noticed(lent_to("u", 3, seal=100))
+    for owner in ("t", "u"):
+        await intake.ready(owner, 5.0)
+    assert kernel.given[:3] == [[0, 1], [100, 101], [2, 3]] and len(kernel.given) == 7
+    await intake.aclose()
+    await link.close()
+
+
+async def test_a_transfer_that_ends_while_a_long_chunk_is_copied_is_copied_no_further():
+    link, kernel = open_link("inproc://", "decode-1", 1), Kernel()
+    intake = await many(link, kernel)
+    intake.noticed(lent_to("t", 10, seal=0))
+    await kernel.begun.wait()
+    await intake.close("t", Writer.FINISHED)
+    assert len(kernel.given) < 5
+    await intake.aclose()
+    await link.close()
