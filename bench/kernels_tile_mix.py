@@ -72,7 +72,7 @@ def sources() -> list[tuple[Path, str, dict[str, int]]]:
         parts = parts_of(4 * hidden)
         plans += [mhc_pre.plan_for(hidden, parts, 20, normed, given=False) for normed in (False, True)]
     plans += [swiglu.plan_for(inner, True, False, E4M3, short) for inner in (2048, 3072) for short in (False, True)]
-    plans += [*(cast.plan_for(E8M0_32, each) for each in (8, 4)), rms_norm.plan_for(7168, False, True, None)]
+    plans += [cast.plan_for(E8M0_32), rms_norm.plan_for(7168, False, True, None)]
     plans += [rms_norm.plan_for(7168, True, True, spec) for spec in (E4M3_32, E8M0_32)]
     plans.append(rope.plan_for(128, 64, inverse=False))
     return kernels_read.sources() + [(plan.source, "sm_90a", dict(plan.defines)) for plan in plans]

@@ -7,9 +7,8 @@ from pathlib import Path
 from torch import Tensor
 
 from kernels.cuda import gemm_large, gemm_stream
-from kernels.cuda.gemm_choice import Large, Stream
+from kernels.cuda.gemm_choice import Large, Stream, choose_stream
 from kernels.cuda.gemm_pack import PackedFp4
-from kernels.errors import KernelError
 from kernels.reference.gemm import Activations, Fp8Weights
 
 
@@ -19,15 +18,16 @@ def gemm(
 ) -> None:  # fmt: skip
     """Fill output bf16 [groups, capacity, rows] where tokens count; elsewhere it keeps its bytes.
 
-    `cut` is what `choose_cut` said for these shapes. Raises KernelError for operands the kernel does not take, before
-    anything is launched.
+    `cut` is what `choose_cut` said for these shapes; FP4 weights of uneven scales take the kernel for few tokens
+    whatever it is. Raises KernelError for operands the kernel does not take, before anything is launched.
     """
+    if isinstance(cut, Large) and isinstance(weights, PackedFp4) and not weights.even:
+        groups, rows, channels = len(weights.chunks), weights.rows, weights.channels
+        cut = choose_stream(rows, channels, groups, cut.tokens, fp4=True)
     if isinstance(cut, Stream):
         gemm_stream.gemm_stream(activations, weights, counts, experts, output, cut)
-    elif isinstance(weights, Fp8Weights):
-        gemm_large.gemm_large(activations, weights, counts, experts, output, cut)
     else:
-        raise KernelError("the kernel for many tokens takes no FP4 weights", fix="pass what choose_cut says for fp4")
+        gemm_large.gemm_large(activations, weights, counts, experts, output, cut)
 
 
 def source_for(cut: Stream | Large, fp4: bool, grain: int, dense: bool) -> tuple[Path, str, dict[str, int]]:

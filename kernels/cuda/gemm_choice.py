@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kernels.cuda.gemm_pack import CHUNK_BYTES
 from kernels.reference.gemm import DEPTH
@@ -18,12 +17,15 @@ _MANY, _MANY_OF_A_GROUP = 256, 128  # tokens beyond which large tiles are faster
 # What 128 channels of a large tile take on an H200, by rows and passes, and what a row of it takes to begin and end.
 _BLOCK_NS = {(64, 1): 300, (96, 1): 365, (128, 1): 428, (176, 1): 572, (192, 1): 592, (128, 2): 770}
 _NS_OF_A_ROW = 4.7
+_SHARES = (0.0, 0.39, 0.56, 0.8, 1.0)  # of a tile of two passes, where so many of its four times 64 tokens count
+_MANY_OF_A_RUN, _LONG = 1024, 4096  # tokens of a run, and channels, from which two passes are faster for runs
 _LIKELY = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)  # tokens of a group over the average's
 _SHARED_BYTES = 232_448 - 1024  # what a block may ask for, and room to align
 _LEAVING_BYTES = 8 * 2048  # of a large tile, 16 tokens by 64 rows of each warp
 _SLOT_BYTES = 128 * 16  # sums of 64 rows of eight tokens
 _ON_THEIR_WAY = 9  # stages of 64 rows to a multiprocessor, beyond which reading all weights once takes longer
 _WHOLE_CHANNELS, _SPLIT_CHANNELS = 16, 64  # blocks of a tile from which a third warpgroup takes its turn
+_MANY_BLOCKS = 64  # of a tile, from which one thread does not fetch all that 128 tokens take
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class Stream:
 
     A block of threads takes 64 * row_groups rows and `tokens` at a time; depth_groups warpgroups of it take
     turns over channels. `split` blocks share a tile's channels. `once`: no block takes a second tile. `resident`
-    blocks have room on a multiprocessor. The ring has `deepest` stages at most.
+    blocks have room on a multiprocessor. The ring has `deepest` stages at most. `fetchers`: a thread that fetches all,
+    or 3 that fetch weights, activations and scales apart.
     """
 
     tokens: int
@@ -42,6 +45,7 @@ class Stream:
     once: bool
     resident: int = 1
     deepest: int = 32
+    fetchers: int = 1
 
     @property
     def threads(self) -> int:
@@ -65,7 +69,7 @@ class Stream:
     def apart_bytes(self) -> int:
         """Room for sums beside the ring: those of a block's only tile lie where the ring was, others' come any time."""
         shares = -(-self.tokens // (8 * self.depth_groups * self.split))
-        sent = self.depth_groups * shares * self.split * self.row_groups * _SLOT_BYTES if self.split > 1 else 0
+        sent = self.depth_groups * shares * (self.split - 1) * self.row_groups * _SLOT_BYTES
         return sent + (0 if self.once else self.partial_bytes)
 
     def stage_bytes(self, fp4: bool) -> int:
@@ -93,14 +97,17 @@ class Stream:
 class Large:
     """How a product of many tokens is cut (`gemm_large.cu`): tiles of 128 * passes tokens by `rows`.
 
-    `share` blocks of threads of a cluster fetch activations together.
+    `share` blocks of threads of a cluster fetch activations together. `fp4`: four more warps decode weights.
     """
 
     rows: int
     share: int = 1
     passes: int = 1
+    fp4: bool = False
 
-    threads: ClassVar[int] = 384
+    @property
+    def threads(self) -> int:
+        return 512 if self.fp4 else 384
 
     @property
     def tokens(self) -> int:
@@ -113,8 +120,9 @@ class Large:
 
     @property
     def stage_bytes(self) -> int:
-        """Operands, scales, a note and two barriers."""
-        return (self.tokens + self.rows) * DEPTH + self.tokens * 4 + 128 + 16
+        """Operands, scales, a note and barriers; FP4 weights as they are packed, too."""
+        packed = self.rows // 64 * CHUNK_BYTES + 8 if self.fp4 else 0
+        return (self.tokens + self.rows) * DEPTH + self.tokens * 4 + 128 + 16 + packed
 
     @property
     def stages(self) -> int:
@@ -128,8 +136,16 @@ class Large:
     def blocks(self, groups: int, capacity: int, rows: int) -> int:
         """Blocks of threads of a launch."""
         units = groups * -(-capacity // self.tokens) * -(-rows // (self.rows * self.share))
-        turns = max(-(-units // (PROCESSORS // self.share)), 1)
+        clusters = PROCESSORS // self.share
+        if self.halves(units) or (groups > 1 and self.passes > 1):  # where tokens are counted later, they may be
+            return min(units * self.passes, clusters) * self.share
+        turns = max(-(-units // clusters), 1)
         return -(-units // turns) * self.share  # those that would not shorten the last turn take power
+
+    def halves(self, units: int) -> bool:
+        """Whether the tiles of the last turn are taken by halves, and so half a turn is saved."""
+        clusters = PROCESSORS // self.share
+        return self.passes > 1 and 0 < 2 * (units % clusters) <= clusters
 
 
 def choose_cut(
@@ -139,13 +155,13 @@ def choose_cut(
 
     `masked`: groups of tokens lie apart; else tokens of several experts lie in runs, one behind another.
     """
-    if fp4 or tokens <= (_MANY if groups == 1 else _MANY_OF_A_GROUP):
+    if tokens <= (_MANY if groups == 1 else _MANY_OF_A_GROUP):
         return choose_stream(rows, channels, groups, tokens, fp4, grain)
-    return choose_large(rows, channels, groups, tokens, grain, masked)
+    return choose_large(rows, channels, groups, tokens, grain, masked, fp4)
 
 
 def choose_large(
-    rows: int, channels: int, groups: int, tokens: int, grain: int = 128, masked: bool = False
+    rows: int, channels: int, groups: int, tokens: int, grain: int = 128, masked: bool = False, fp4: bool = False
 ) -> Large:  # fmt: skip
     """The tile that takes least, turns of all multiprocessors counted, for `tokens` in a group on average.
 
@@ -153,28 +169,46 @@ def choose_large(
     """
 
     def cost(large: Large) -> float:
-        units = _token_tiles(groups, tokens, large.tokens, masked) * -(-rows // (large.rows * large.share))
-        turns = math.ceil(units / (PROCESSORS // large.share))
+        units = _token_tiles(groups, tokens, large, masked) * -(-rows // (large.rows * large.share))
         block_ns = _BLOCK_NS[large.rows, large.passes]
-        return turns * (channels / DEPTH * block_ns + _NS_OF_A_ROW * large.rows * large.passes)
+        a_turn = channels / DEPTH * block_ns + _NS_OF_A_ROW * large.rows * large.passes
+        return _turns(large, units) * a_turn
 
-    runs = groups > 1 and not masked  # tiles of 256 tokens would often have two experts
-    return min((large for large in large_tiles(grain) if large.passes == 1 or not runs), key=cost)
+    runs = groups > 1 and not masked  # tiles of 256 tokens have two experts, more often the fewer tokens those have
+    one_pass = runs and not fp4 and (tokens < _MANY_OF_A_RUN or channels < _LONG)
+    return min((large for large in large_tiles(grain, fp4) if large.passes == 1 or not one_pass), key=cost)
 
 
-def large_tiles(grain: int) -> list[Large]:
+def _turns(large: Large, units: float) -> float:
+    """Of all multiprocessors, for so many tiles of a cluster; not whole where the number of tiles is an average."""
+    clusters = PROCESSORS // large.share
+    if large.passes == 1:
+        return math.ceil(units / clusters)
+    if units % 1:
+        return units / clusters + 0.25
+    rest = _SHARES[2] if large.halves(int(units)) else units % clusters > 0
+    return units // clusters + rest
+
+
+def large_tiles(grain: int, fp4: bool = False) -> list[Large]:
     """What `choose_large` chooses from for weights of which squares of `grain` share a scale."""
+    if fp4:
+        return [Large(128, share=2, passes=2, fp4=True)]
     tiles = (Large(width, 2 if passes > 1 else 1, passes) for width, passes in _BLOCK_NS)
     return [large for large in tiles if large.rows % 32 == 0 or grain == 128]
 
 
-def _token_tiles(groups: int, tokens: int, size: int, masked: bool) -> float:
-    """Tiles of `size` tokens, on average where there are several groups."""
+def _token_tiles(groups: int, tokens: int, large: Large, masked: bool) -> float:
+    """Tiles of tokens, on average where there are several groups; of two passes, as many as take that long."""
+    size = large.tokens
     if groups == 1:
         return -(-tokens // size)
-    if masked:
-        return groups * sum(-(-int(tokens * part) // size) for part in _LIKELY) / len(_LIKELY)
-    return groups * (tokens / size + 0.5)
+    if not masked:
+        return groups * (tokens / size + 0.5 / large.passes)
+    counts = [int(tokens * part) for part in _LIKELY]
+    if large.passes == 1:
+        return groups * sum(-(-count // size) for count in counts) / len(counts)
+    return groups * sum(count // size + _SHARES[-(-count % size // 64)] for count in counts) / len(counts)
 
 
 def choose_stream(rows: int, channels: int, groups: int, tokens: int, fp4: bool = False, grain: int = 128) -> Stream:
@@ -214,5 +248,7 @@ def _for_few(rows: int, channels: int, width: int, token_tiles: int, grain: int)
         width, token_tiles = width // 2, token_tiles * 2
     once = row_tiles * token_tiles * split <= PROCESSORS or split > 1
     least = _WHOLE_CHANNELS if split == 1 else _SPLIT_CHANNELS
-    turns = 3 if once and grain == 128 and channels // DEPTH // split >= least else 2
-    return Stream(width, 1, turns, split, once, deepest=_ON_THEIR_WAY)
+    blocks = channels // DEPTH // split
+    turns = 3 if once and grain == 128 and blocks >= least else 2
+    fetchers = 3 if width == WIDTHS[-1] and blocks >= _MANY_BLOCKS else 1
+    return Stream(width, 1, turns, split, once, deepest=_ON_THEIR_WAY, fetchers=fetchers)

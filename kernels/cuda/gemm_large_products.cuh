@@ -27,6 +27,13 @@
 // An operand that begins `bytes` behind another.
 __device__ __forceinline__ u64 further(u64 operand, int bytes) { return operand + bytes / 16; }
 
+// Bytes of `low` and `high` by four numbers below 8, one in each nibble.
+__device__ __forceinline__ u32 pick_bytes(u32 low, u32 high, u32 numbers) {
+    u32 x;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(low), "r"(high), "r"(numbers));
+    return x;
+}
+
 template <int COLUMNS> struct Product;
 
 // A0 to A2 are the numbers of the operands behind the COUNT sums.

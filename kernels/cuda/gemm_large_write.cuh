@@ -1,14 +1,21 @@
 // A tile's sums on their way to memory, by way of a few bytes of shared memory for each warp. Knows no product.
 
-// Where a warp's tokens of a tile lie, and a bit for each that counts.
+// Where a warp's tokens of a tile lie, and a bit for each of a pass' 16 that counts.
 struct Place {
-    int row, token, group;
-    u32 counted[PASSES];
+    int row, token;
+    u32 counts, group_and_live;  // in bits 30 and 31, for each pass, whether one of the warpgroup's tokens counts
+    __device__ __forceinline__ u32 counted(int pass) const { return counts >> 16 * pass & 0xffff; }
+    __device__ __forceinline__ u32 group() const { return group_and_live & 0x3fffffff; }
+    __device__ __forceinline__ u32 live() const { return group_and_live >> 30; }
     __device__ __forceinline__ void read(u32 note, int first) {
-        row = read_word(note + PLACE), token = read_word(note + PLACE + 4) + first, group = read_word(note + PLACE + 8);
+        row = read_word(note + PLACE), token = read_word(note + PLACE + 4) + first;
+        group_and_live = row < 0 ? 0 : read_word(note + PLACE + 8), counts = 0;
 #pragma unroll
-        for (int pass = 0; pass < PASSES; pass++)
-            counted[pass] = read_word(note + COUNTED + (first + pass * 64) / 32 * 4) >> first % 32 & 0xffff;
+        for (int pass = 0; pass < PASSES; pass++) {
+            u32 words = note + COUNTED + first / 64 * 8 + pass * 16, low = read_word(words), high = read_word(words + 4);
+            counts |= ((first % 64 < 32 ? low : high) >> first % 32 & 0xffff) << 16 * pass;
+            if (row >= 0 && (low | high)) group_and_live |= 1u << 30 + pass;
+        }
     }
 };
 
@@ -41,17 +48,17 @@ template <int FIRST>
 __device__ __forceinline__ void write_columns(const Parameters &p, u32 own, const Place &place, int pass,
                                               const float (&sums)[ROWS / 2]) {
     constexpr int WIDTH = ROWS - FIRST < 64 ? ROWS - FIRST : 64;
-    int token = place.token + pass * 64, row = place.row + FIRST;
+    int token = place.token + pass * 128, row = place.row + FIRST;
     if (threadIdx.x % 32 == 0) await_copies_out();
     __syncwarp();
     lay_down<WIDTH>(own, sums + FIRST / 2);
-    if (WIDTH == 64 && place.counted[pass] == 0xffff) {
+    if (WIDTH == 64 && place.counted(pass) == 0xffff) {
         show_to_tensor_cores();
         __syncwarp();
-        if (threadIdx.x % 32 == 0) copy_box_out(&p.output_map, row, token, place.group, own);
+        if (threadIdx.x % 32 == 0) copy_box_out(&p.output_map, row, token, place.group(), own);
     } else {
         __syncwarp();
-        pick_up<WIDTH>(p, own, place.counted[pass], row, (u64)place.group * p.capacity + token);
+        pick_up<WIDTH>(p, own, place.counted(pass), row, (u64)place.group() * p.capacity + token);
     }
 }
 

@@ -18,9 +18,9 @@ def large_products() -> list[Compiled]:
     Raises KernelError where NVRTC is missing or says nothing of a kernel.
     """
     found = []
-    for grain in (128, 32):
-        for large in large_tiles(grain):
-            name = f"gemm_large {large.tokens}x{large.rows}/{grain}"
+    for form, grain in (("", 128), ("", 32), (" fp4", 128)):
+        for large in large_tiles(grain, fp4=bool(form)):
+            name = f"gemm_large {large.tokens}x{large.rows}/{grain}{form}"
             report = compile_for(large, grain)[1]
             stack, registers = _STACK.search(report), _REGISTERS.search(report)
             if stack is None or registers is None:

@@ -1,7 +1,7 @@
 // RMSNorm of rows, behind an addition if there is one, to bf16 or to E4M3 with scales (reference/rms_norm.py, cast.py).
 //
 // A block takes one row and holds it in registers: all loads before the first use, one barrier. Macros: WIDTH, a multiple
-// of 128; BLOCK threads; ADDED; WIDE for fp32 weights, else bf16; GROUP columns of a scale or 0 for bf16; POWERS for E8M0
+// of 128; BLOCK threads, RESIDENT blocks of which a multiprocessor has room for; ADDED; WIDE for fp32 weights, else bf16; GROUP columns of a scale or 0 for bf16; POWERS for E8M0
 // scales.
 
 #include "codes.cuh"
@@ -46,7 +46,7 @@ __device__ __forceinline__ void take_weights(const void *weight, int unit, float
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK) rms_norm(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT) rms_norm(const __grid_constant__ Parameters p) {
     SHARED_MEMORY(memory);
     float *sums = (float *)memory;
     int thread = threadIdx.x, row = blockIdx.x;

@@ -19,7 +19,8 @@ from kernels.reference.rms_norm import check_rows
 
 SOURCE = Path(__file__).with_suffix(".cu")
 MAX_WIDTH = 16_384
-_TURNS, _ADDED_TURNS = 2, 3  # of a thread, 16 bytes in each
+_PLAIN_TURNS, _TURNS, _ADDED_TURNS = 4, 2, 3  # of a thread, 16 bytes in each
+_PLAIN_THREADS = 1792  # of a multiprocessor, which leaves 36 registers each
 
 
 class Parameters(ctypes.Structure):
@@ -89,6 +90,8 @@ def parameters_of(
 
 def plan_for(width: int, added: bool, wide: bool, spec: CastSpec | None) -> Plan:
     """A block for each row of `width`; weights are fp32 where `wide`."""
-    threads = threads_of(width, _ADDED_TURNS if added else _TURNS)
-    defines = {"WIDTH": width, "BLOCK": threads, "ADDED": int(added), "WIDE": int(wide)}
+    plain = spec is None and not added
+    threads = threads_of(width, _ADDED_TURNS if added else _PLAIN_TURNS if plain else _TURNS)
+    resident = min(_PLAIN_THREADS // threads, 32) if plain else 1
+    defines = {"WIDTH": width, "BLOCK": threads, "RESIDENT": resident, "ADDED": int(added), "WIDE": int(wide)}
     return Plan(SOURCE, {**defines, **casting(spec)}, threads, threads // WARP * 4)

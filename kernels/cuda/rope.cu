@@ -1,12 +1,14 @@
 // Rotary embedding of whole heads in place (reference/rope.py).
 //
-// A block takes one row: what it turns is on its way before the row's position is known. A thread takes the same channels
-// of several heads. Macros: HEADS of WIDTH channels, all of which turn, a power of two; BLOCK threads; INVERSE.
+// A block takes one of PARTS parts of a row: what it turns is on its way before the row's position is known. A thread
+// takes the same channels of several heads. Macros: HEADS of WIDTH channels, all of which turn, a power of two; BLOCK
+// threads; PARTS, of which each has whole heads; INVERSE.
 
 #include "scales.cuh"
 
-#define UNITS (HEADS * WIDTH / 8)  // of four pairs
+#define UNITS (HEADS / PARTS * WIDTH / 8)  // of four pairs, of a part
 #define TURNS ((UNITS + BLOCK - 1) / BLOCK)
+static_assert(HEADS % PARTS == 0, "whole heads");
 static_assert(BLOCK % (WIDTH / 8) == 0, "a thread's channels are the same in all its turns");
 
 struct Parameters {
@@ -22,9 +24,9 @@ __device__ __forceinline__ u32 turned(u32 both, float cosine, float sine) {
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK) rope(const __grid_constant__ Parameters p) {
-    int row = blockIdx.x, thread = threadIdx.x;
+    int row = blockIdx.x / PARTS, thread = threadIdx.x;
     int position = p.positions[row];
-    uint4 *heads = (uint4 *)(p.x + row * p.x_stride), x[TURNS];
+    uint4 *heads = (uint4 *)(p.x + row * p.x_stride) + blockIdx.x % PARTS * UNITS, x[TURNS];
 #pragma unroll
     for (int k = 0; k < TURNS; k++) x[k] = heads[min(k * BLOCK + thread, UNITS - 1)];
     u64 place = (u64)position * (WIDTH / 8) + thread % (WIDTH / 8);

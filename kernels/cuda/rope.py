@@ -16,6 +16,7 @@ from kernels.reference.rope import check_rope
 
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS, _MOST_TURNS = 128, 16
+_LEAST_TURNS, _MOST_PARTS = 2, 4  # a row is taken by up to so many blocks, whose threads have that much to do
 
 
 class Parameters(ctypes.Structure):
@@ -35,7 +36,8 @@ def rope(x: Tensor, positions: Tensor, cosine: Tensor, sine: Tensor, inverse: bo
     check_aligned(cosine=cosine, sine=sine)
     if rows:
         places = (each.data_ptr() for each in (x, positions, cosine, sine))
-        plan_for(heads, width, inverse).launch(rows, Parameters(*places, x.stride(0)), x.device)
+        plan = plan_for(heads, width, inverse)
+        plan.launch(rows * plan.defines["PARTS"], Parameters(*places, x.stride(0)), x.device)
 
 
 def takes(x: Tensor, cosine: Tensor) -> bool:
@@ -46,5 +48,9 @@ def takes(x: Tensor, cosine: Tensor) -> bool:
 
 
 def plan_for(heads: int, width: int, inverse: bool) -> Plan:
-    """A block for each row."""
-    return Plan(SOURCE, {"HEADS": heads, "WIDTH": width, "BLOCK": THREADS, "INVERSE": int(inverse)}, THREADS)
+    """A block for each part of a row, which has whole heads."""
+    parts = _MOST_PARTS
+    while parts > 1 and (heads % parts or heads // parts * width < _LEAST_TURNS * THREADS * UNIT):
+        parts //= 2
+    defines = {"HEADS": heads, "WIDTH": width, "BLOCK": THREADS, "PARTS": parts, "INVERSE": int(inverse)}
+    return Plan(SOURCE, defines, THREADS)

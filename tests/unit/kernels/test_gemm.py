@@ -173,6 +173,7 @@ CLUSTERS = (
     (Stream(64, 2, 1, 3, once=True), 41),
     (Stream(64, 1, 2, 2, once=True), 64),
     (Stream(16, 1, 3, 1, once=True, deepest=9), 9),
+    (Stream(64, 1, 3, 1, once=True, deepest=9, fetchers=3), 50),
 )
 
 
@@ -224,6 +225,19 @@ def test_fp4_weights_no_kernel_takes_are_refused() -> None:
     empty = codes.clone()
     empty[0, 5, 16:32] = 0x80  # both zeros: the scale of 32 zeros does not matter
     assert isinstance(pack_fp4(Fp4Weights(empty, far)), PackedFp4)
+
+
+def test_rows_of_a_chunk_have_one_exponent_unless_their_scales_lie_too_far_apart() -> None:
+    codes, scales = torch.full((1, 128, 64), 0x33, dtype=torch.uint8), torch.full((1, 128, 4), 127, dtype=torch.uint8)
+    scales[0, 5], scales[0, 70] = 116, 124  # 2**11 and 2**3 below
+    near = pack_fp4(Fp4Weights(codes, scales))
+    exponents = near.chunks[..., 4096:].contiguous().view(torch.int32) >> 23
+    assert near.even and exponents.unique().tolist() == [127 - 6]
+    scales[0, 5] = 115
+    far = pack_fp4(Fp4Weights(codes, scales))
+    exponents = far.chunks[..., 4096:].contiguous().view(torch.int32) >> 23
+    assert not far.even and exponents[0, 0].unique().tolist() == [115 - 6, 127 - 6]
+    assert exponents[0, 1].unique().tolist() == [127 - 6]
 
 
 def test_operands_no_kernel_takes_are_refused() -> None:

@@ -9,7 +9,8 @@ import torch
 
 from kernels.cuda.gemm_choice import Large
 from kernels.cuda.gemm_large import gemm_large
-from kernels.reference.gemm import Fp8Weights
+from kernels.cuda.gemm_pack import pack_fp4
+from kernels.reference.gemm import Fp4Weights, Fp8Weights
 from kernels.testing.gemm import Case, assert_case, make_case, make_contiguous
 
 CUDA = torch.device("cuda")
@@ -22,8 +23,8 @@ TILES += [Large(128, share, 2) for share in (1, 2)]
 def runner(large: Large) -> Callable[[Case], torch.Tensor]:
     def run(case: Case) -> torch.Tensor:
         output = case.output()
-        assert isinstance(case.weights, Fp8Weights)
-        gemm_large(case.activations, case.weights, case.counts, case.experts, output, large)
+        weights = pack_fp4(case.weights) if isinstance(case.weights, Fp4Weights) else case.weights
+        gemm_large(case.activations, weights, case.counts, case.experts, output, large)
         return output
 
     return run
@@ -43,6 +44,19 @@ HOSTILE = [(form, large) for form in ("fp8 128", "fp8 32") for large in (Large(1
 def test_hostile_operands_equal_float64(form: str, large: Large) -> None:
     assert_case(make_case(form, 5, 500, 2112, 1152, CUDA, 3, hostile=True), runner(large))
     assert_case(make_contiguous(form, [130, 0, 1, 128, 700, 0, 300], 1040, 1024, CUDA, 3), runner(large))
+
+
+@pytest.mark.parametrize("large", [Large(128, 2, 2, fp4=True), Large(192, fp4=True)], ids=str)
+def test_fp4_weights_equal_float64(large: Large) -> None:
+    assert_case(make_case("fp4", 5, 500, 2112, 1152, CUDA, 3, hostile=True), runner(large))
+    assert_case(make_contiguous("fp4", [130, 0, 1, 128, 700, 0, 300], 1088, 1024, CUDA, 3), runner(large))
+
+
+@pytest.mark.parametrize("form", ["fp8 128", "fp4"])
+def test_groups_that_fill_their_tiles_in_part_equal_float64(form: str) -> None:
+    large, counts = Large(128, 2, 2, fp4=form == "fp4"), torch.tensor([64, 700, 0, 129, 257], device=CUDA)
+    assert_case(make_case(form, 5, 704, 4096, 640, CUDA, 3, counts.to(torch.int32)), runner(large))
+    assert_case(make_contiguous(form, [130, 257, 1, 128, 60, 5000, 65, 64], 4096, 640, CUDA, 3), runner(large))
 
 
 def test_a_graph_of_the_kernel_gives_its_bits_and_a_launch_allocates_nothing() -> None:

@@ -45,6 +45,7 @@ def test_norms_equal_their_definition(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_rope_equals_its_definition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, tmp_path)
     tile.check_turns(CPU, 7, 19, 64, 32, "cuda.rope")
+    tile.check_turns(CPU, 2, 64, 64, 32, "cuda.rope")  # two blocks a row
 
 
 @emulated
