@@ -1,8 +1,8 @@
 """One layer of V4 and of V4.1 over its caches on one GPU, by what they hold: `python -m bench.window_caches`.
 
 Rows in bf16 and published records, the cuda kernels' own operators for each: a batch's rows and entries cached, the
-best entries chosen, and window and entries attended. Decode is timed as one CUDA graph, a prefill chunk as it is
-launched; random operands, the L2 overwritten before each run, medians.
+best entries chosen, and window and entries attended. Each part is timed as one CUDA graph; random operands, the L2
+overwritten before each run, medians.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def measured() -> Iterator[Row]:
             total = {}
             for kind in ("rows", "records"):
                 ops = choose("cuda", "cuda", records=kind == "records")
-                taken = timed(ops, family, made(sizes if kind == "records" else None, spans), name.startswith("decode"))
+                taken = timed(ops, family, made(sizes if kind == "records" else None, spans))
                 for part, us in taken.items():
                     print(f"{family}, {name}, {kind}: {part} {us:.1f} us", flush=True)  # a run cut short has told
                     yield Row(f"{family}, {name}, {kind}: {part}", us, "us")
@@ -88,7 +88,7 @@ def measured() -> Iterator[Row]:
             yield Row(f"{family}, {name}: records are faster by", total["rows"] / total["records"], "times")
 
 
-def timed(ops: Ops, family: str, layer: Layer, captured: bool) -> dict[str, float]:
+def timed(ops: Ops, family: str, layer: Layer) -> dict[str, float]:
     """Median microseconds of each part."""
     store, choice = (_v4 if family == "V4" else _v41)(ops, layer)
     selection = choice()
@@ -98,7 +98,7 @@ def timed(ops: Ops, family: str, layer: Layer, captured: bool) -> dict[str, floa
         return ops.attend(layer.queries, layer.fresh, *operands)
 
     works: dict[str, Callable[[], object]] = {"cached": store, "chosen": choice, "attended": attend}
-    return {name: median_us(replayed(work) if captured else work, rounds=12) for name, work in works.items()}
+    return {name: median_us(replayed(work), rounds=12) for name, work in works.items()}
 
 
 def _v4(ops: Ops, layer: Layer) -> tuple[Callable[[], None], Callable[[], Selection]]:

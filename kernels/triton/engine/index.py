@@ -10,11 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.operands import IndexerSpec, IndexKeySpec, Pages, Ragged, RopeTable, Selection
-from kernels.reference.kv_record import Packed
 from kernels.reference.top_k import top_k
 from kernels.staging import staged
+from kernels.triton.engine.index_records import score_records
 from kernels.triton.engine.rows import turned
-from kernels.triton.scaling import E8M0, e2m1, e2m1_values, magnitude, scale_of
 
 _KEYS = 64
 TopK: TypeAlias = Callable[[Tensor, int, Tensor | None], Tensor]
@@ -53,11 +52,13 @@ def score_entries(
     """
     rows, on = len(heads), staged(ragged, heads.device)
     scores = heads.new_empty(rows, triton.cdiv(on.tables.shape[1] * pages.entries, 4) * 4)
+    if pages.are_records:
+        score_records(heads, weights, count, ragged, pages, scores)
+        return scores, (on.positions + 1) // pages.rate
     _score[(rows, triton.cdiv(scores.shape[1], _KEYS))](
         heads, weights, weights.stride(0), on.positions, on.sequences, on.tables, on.tables.stride(0), pages.storage,
         pages.storage.stride(0), pages.offset, scores, scores.stride(0), width**-0.5, count**-0.5, HEADS=count,
-        WIDTH=width, ENTRIES=pages.entries, RATE=pages.rate, KEYS=_KEYS, RECORD=pages.width if pages.are_records else 0,
-        FLOOR=Packed.V41_INDEX.value.spec.floor,
+        WIDTH=width, ENTRIES=pages.entries, RATE=pages.rate, KEYS=_KEYS,
         BLOCK=max(16, triton.next_power_of_2(count)), WIDE=max(16, triton.next_power_of_2(width)), num_warps=8,
     )  # fmt: skip
     return scores, (on.positions + 1) // pages.rate
@@ -89,11 +90,9 @@ def _turn_heads(
 def _score(
     heads, weights, stride, positions, sequences, tables, table_stride, storage, page_stride, offset, scores,
     score_stride, key_scale, head_scale, HEADS: tl.constexpr, WIDTH: tl.constexpr, ENTRIES: tl.constexpr,
-    RATE: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, RECORD: tl.constexpr,
-    FLOOR: tl.constexpr,
+    RATE: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Scores of KEYS entries for one row; those it cannot see are left as they are. RECORD: bytes of a key of WIDTH
-    E2M1 codes and a scale for 32 of them, to which queries are rounded as well; 0: keys are numbers."""
+    """Scores of KEYS entries for one row; those it cannot see are left as they are."""
     row, entry = tl.program_id(0).to(tl.int64), tl.program_id(1) * KEYS + tl.arange(0, KEYS)
     visible = (tl.load(positions + row) + 1) // RATE
     if tl.program_id(1) * KEYS < visible:
@@ -104,21 +103,9 @@ def _score(
         share = tl.load(weights + row * stride + head, mask=head < HEADS, other=0.0) * head_scale
         table = tables + tl.load(sequences + row).to(tl.int64) * table_stride
         page = tl.load(table + entry // ENTRIES, mask=inside, other=0).to(tl.int64)
-        places = storage + page * page_stride + offset + (entry % ENTRIES) * (RECORD if RECORD > 0 else WIDTH)
-        seen = inside[:, None] & wide
-        if RECORD > 0:
-            code = tl.load(places[:, None] + (channel // 2)[None, :], mask=seen, other=0).to(tl.int32)
-            stored = tl.load(places[:, None] + (WIDTH // 2 + channel // 32)[None, :], mask=seen, other=0).to(tl.int32)
-            code = (code >> (channel % 2 * 4)[None, :]) & 15
-            keys = e2m1_values(code) * (stored << 23).to(tl.float32, bitcast=True)
-            groups = tl.reshape(asked, (BLOCK, WIDE // 32, 32))
-            _, factor = scale_of(tl.max(magnitude(groups), 2), E8M0, 6.0, FLOOR)
-            factor = tl.expand_dims(factor, 2)
-            asked = tl.reshape(e2m1_values(e2m1(groups * factor)) * tl.div_rn(1.0, factor), (BLOCK, WIDE))
-            dots = tl.dot(asked, tl.trans(keys), input_precision="tf32") * key_scale  # which holds either exactly
-        else:
-            keys = tl.load(places[:, None] + channel[None, :], mask=seen, other=0.0).to(tl.float32)
-            dots = tl.dot(asked, tl.trans(keys), input_precision="tf32x3") * key_scale
+        places = storage + page * page_stride + offset + (entry % ENTRIES) * WIDTH
+        keys = tl.load(places[:, None] + channel[None, :], mask=inside[:, None] & wide, other=0.0).to(tl.float32)
+        dots = tl.dot(asked, tl.trans(keys), input_precision="tf32x3") * key_scale
         found = tl.sum(tl.maximum(dots, 0.0) * share[:, None], 0)
         tl.store(scores + row * score_stride + entry, found, mask=inside)
 

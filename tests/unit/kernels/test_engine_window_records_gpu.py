@@ -28,10 +28,11 @@ NEAR = 0.25  # as tests of bf16 caches have it: more is rounded on the way than 
 AGREEING = 0.7  # of prompts, at least; of other tokens than the reference's, a third would lie that near
 # All experts and all entries are chosen: in a random model a choice on the edge would change everything.
 ALL = {"num_experts_per_tok": 8, "index_topk": 128}
+BLOCKS = {"candidate_topk_blocks": 128}  # and so are V4.1's candidates
 
 
 def write(family: str, folder: Path) -> Path:
-    return write_wide(family, folder, **ALL)
+    return write_wide(family, folder, **ALL, **(BLOCKS if family == "v41" else {}))
 
 
 def opened(folder: Path, kernels: str, device: str, dtype: str = "bfloat16", **more: object) -> Engine:
