@@ -8,7 +8,7 @@
 //
 // FORMAT 8: e4m3 weights row by row, an fp32 scale for 128 x 128 (GRAIN 128) or an e8m0 scale for 32 x 32 (GRAIN 32).
 // FORMAT 4: e2m1 weights packed as gemm_stream.py says. TOKENS at a time, STAGES of the ring; ONCE: at most one tile a
-// block; RESIDENT blocks on a multiprocessor.
+// block; RESIDENT blocks on a multiprocessor. FETCHERS: 1, or 3 that fetch weights, activations and scales apart.
 
 #include "hopper.cuh"
 #include "gemm_products.cuh"
@@ -23,16 +23,18 @@ constexpr int KEPT = WARPGROUPS == 2 ? 232 : WARPGROUPS == 3 ? 160 : 112;
 constexpr int LEFT = WARPGROUPS == 2 ? 40 : WARPGROUPS == 3 ? 32 : 24;
 constexpr int PRODUCERS = TRADED ? 128 : 32;
 static_assert(!TRADED || RESIDENT == 1, "two blocks would wait for each other's registers");
+static_assert(FETCHERS == 1 || (FETCHERS == 3 && TRADED), "each fetcher is a warp of its own");
 static_assert(SPLIT == 1 || ONCE, "a cluster meets once");
 constexpr int PACKED = 64 * DEPTH / 2 + 64 * 4;  // bytes of 64 rows of one block of channels, FORMAT 4
 constexpr int WEIGHT = FORMAT == 8 ? ROWS * DEPTH : ROW_GROUPS * PACKED, ACTIVATION = TOKENS * DEPTH;
 constexpr bool WHOLE = DEPTH_GROUPS * SPLIT == 1 && TOKENS >= 16;  // no partial sums: bf16 leaves a warpgroup
 constexpr int CHUNK = TOKENS < 64 ? TOKENS : 64;  // tokens that a warp writes at a time, WHOLE
 // Partial sums: slots of eight tokens' sums (an octet) of a warpgroup, those of this block where the ring was, if
-// nothing is to come any more, and those that the cluster's blocks send. A warpgroup writes SHARES octets.
+// nothing is to come any more, and those that the cluster's other blocks send. A warpgroup writes SHARES octets.
 constexpr int OCTETS = TOKENS / 8, SLOT = ROW_GROUPS * 128 * 16;
 constexpr int SHARES = (OCTETS + DEPTH_GROUPS * SPLIT - 1) / (DEPTH_GROUPS * SPLIT);
-constexpr int SENT_BYTES = SPLIT > 1 ? DEPTH_GROUPS * SHARES * SPLIT * SLOT : 0;
+constexpr int AT_ONCE = 4;  // octets that a thread adds up beside each other
+constexpr int SENT_BYTES = DEPTH_GROUPS * SHARES * (SPLIT - 1) * SLOT;
 static_assert(STAGES % DEPTH_GROUPS == 0, "a stage has the same reader in each of its turns");
 constexpr int PARTIAL = WHOLE ? CONSUMERS / 32 * CHUNK * 32 : DEPTH_GROUPS * OCTETS * SLOT;
 constexpr bool APART = !ONCE;  // sums may not lie where the ring was
@@ -60,22 +62,29 @@ __device__ __forceinline__ void load_weights(const Parameters &p, const Tile &ti
     }
 }
 
-__device__ __forceinline__ void produce(const Parameters &p, u32 shared) {
+enum { OF_WEIGHTS = 1, OF_ACTIVATIONS = 2, OF_SCALES = 4, OF_ALL = 7 };
+
+// Fetches PARTS of all stages: one thread.
+template <int PARTS> __device__ __forceinline__ void produce(const Parameters &p, u32 shared) {
     Walk walk;
     int stage = 0, parity = 1;
     for (Tile tile; walk.take(p, tile);) {
         u32 scale_bytes = min(TOKENS, p.padded - tile.token) * 4;
+        u32 bytes = (PARTS & OF_WEIGHTS ? WEIGHT : 0) + (PARTS & OF_ACTIVATIONS ? ACTIVATION : 0) +
+                    (PARTS & OF_SCALES ? scale_bytes : 0);
         const float *scales = p.scales + (u64)tile.group * p.blocks * p.padded + tile.token;
 #pragma unroll 1  // less to fetch before the first copy begins
         for (int block = tile.first; block < tile.end; block++) {
             u32 full = shared + FULL + 8 * stage;
             barrier_wait(shared + FREE + 8 * stage, parity);
-            barrier_expect(full, WEIGHT + ACTIVATION + scale_bytes);
-            load_weights(p, tile, block, shared + WEIGHTS + stage * WEIGHT, full);
-            copy_box(shared + ACTIVATIONS + stage * ACTIVATION, &p.activation_map, block * DEPTH, tile.token,
-                     tile.group, full, READ_AGAIN);
-            copy_bytes(shared + SCALES + stage * TOKENS * 4, scales + (u64)block * p.padded, scale_bytes, full,
-                       READ_AGAIN);
+            barrier_expect(full, bytes);
+            if (PARTS & OF_WEIGHTS) load_weights(p, tile, block, shared + WEIGHTS + stage * WEIGHT, full);
+            if (PARTS & OF_ACTIVATIONS)
+                copy_box(shared + ACTIVATIONS + stage * ACTIVATION, &p.activation_map, block * DEPTH, tile.token,
+                         tile.group, full, READ_AGAIN);
+            if (PARTS & OF_SCALES)
+                copy_bytes(shared + SCALES + stage * TOKENS * 4, scales + (u64)block * p.padded, scale_bytes, full,
+                           READ_AGAIN);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
     }
@@ -105,7 +114,7 @@ __device__ __forceinline__ void begin(const Parameters &p, u32 shared) {
     prefetch_map(&p.activation_map);
 #pragma unroll
     for (int i = 0; i < STAGES; i++) {
-        barrier_init(shared + FULL + 8 * i, 1);
+        barrier_init(shared + FULL + 8 * i, FETCHERS);
         barrier_init(shared + FREE + 8 * i, 128 * ROW_GROUPS);
     }
     if (SPLIT > 1) barrier_init(shared + SUMS, 1);
@@ -127,8 +136,15 @@ gemm_stream(const __grid_constant__ Parameters p) {
     if (SPLIT > 1) arrive_cluster();
     if (threadIdx.x >= CONSUMERS) {
         if (TRADED) fewer_registers<LEFT>();
+        if (FETCHERS > 1) meet<3, PRODUCERS>();
         signal<2, CONSUMERS + PRODUCERS>();
-        if (threadIdx.x == CONSUMERS) produce(p, shared);
+        if (FETCHERS == 1) {
+            if (threadIdx.x == CONSUMERS) produce<OF_ALL>(p, shared);
+        } else {
+            if (threadIdx.x == CONSUMERS) produce<OF_WEIGHTS>(p, shared);
+            if (threadIdx.x == CONSUMERS + 32) produce<OF_ACTIVATIONS>(p, shared);
+            if (threadIdx.x == CONSUMERS + 64) produce<OF_SCALES>(p, shared);
+        }
         __syncwarp();
         if (SPLIT > 1) await_cluster();
     } else {

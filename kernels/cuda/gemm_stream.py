@@ -83,7 +83,8 @@ def defines_for(stream: Stream, fp4: bool, grain: int, dense: bool = False) -> d
     """Macros the source is compiled with. `dense`: one group of tokens, which all count."""
     return {"FORMAT": 4 if fp4 else 8, "GRAIN": grain, "TOKENS": stream.tokens, "ROW_GROUPS": stream.row_groups,
             "DEPTH_GROUPS": stream.depth_groups, "SPLIT": stream.split, "STAGES": stream.stages(fp4),
-            "ONCE": int(stream.once), "RESIDENT": stream.resident, "DENSE": int(dense)}  # fmt: skip
+            "ONCE": int(stream.once), "RESIDENT": stream.resident, "DENSE": int(dense),
+            "FETCHERS": stream.fetchers}  # fmt: skip
 
 
 def compile_for(
