@@ -112,7 +112,7 @@ __device__ __forceinline__ void advance(float (&scores)[32], float (&next)[32], 
     softmax.glance(scores, scale);
     rescale(output, softmax.factor[0], softmax.factor[1]);
     if (keys < TILE) {
-        own.clear(1, keys);
+        own.clear(OWN, keys);
         show_to_tensor_cores();
         meet<5, 128>();
     }
@@ -122,13 +122,16 @@ __device__ __forceinline__ void advance(float (&scores)[32], float (&next)[32], 
 #pragma unroll
     for (int j = 0; j < 16; j++) weights[j] = pair(scores[2 * j], scores[2 * j + 1]);
     pass_weights(weights, softmax, tile > 0);
-    issue_values(output, weights, 1, own);
+    issue_values(output, weights, OWN, own);
     if (MORE) issue_scores<EARLY, CHUNKS>(next, queries, copies);
     await_products<MORE>();
-    own.release(1);
+    own.release(OWN);
     await_products<0>();
     hold(output);
     if (MORE) hold(next);
+    if (!KEPT) return;
+    if (tile & 1) signal<8, 256>();
+    else signal<7, 256>();
 }
 
 __device__ __forceinline__ void attend(const Task &task) {
@@ -168,7 +171,7 @@ __device__ __forceinline__ void attend(const Task &task) {
 __device__ __forceinline__ void accumulate(float (&output)[192], const Task &task, int tile, const Copies &copies) {
     u32 weights[16], factor = here() + STATE + FACTOR + 4 * own_row();
     int keys = task.end - task.first - tile * TILE;
-    copies.await(3), copies.await(4), copies.await(2);
+    copies.await(3), copies.await(OTHER), copies.await(2);
     meet<2, 256>();
     float first = read_float(factor), second = read_float(factor + 32);
 #pragma unroll
@@ -176,18 +179,26 @@ __device__ __forceinline__ void accumulate(float (&output)[192], const Task &tas
     if (tile + 1 < task.tiles) signal<3, 256>();
     rescale(output, first, second);
     if (keys < TILE) {
-        copies.clear(3, keys), copies.clear(4, keys), copies.clear(2, keys);
+        copies.clear(3, keys), copies.clear(OTHER, keys), copies.clear(2, keys);
         show_to_tensor_cores();
         meet<6, 128>();
     }
     hold(output);
     issue_values(output, weights, 3, copies);
-    issue_values(output + 64, weights, 4, copies);
+    if (KEPT) {  // two thirds of the values wait until the next scores are done, which would take longer beside them
+        await_products<0>();
+        copies.release(3);
+        if (tile & 1) meet<8, 256>();
+        else meet<7, 256>();
+    }
+    issue_values(output + 64, weights, OTHER, copies);
     issue_values(output + 128, weights, 2, copies);
-    await_products<2>();
-    copies.release(3);
+    if (!KEPT) {
+        await_products<2>();
+        copies.release(3);
+    }
     await_products<1>();
-    copies.release(4);
+    copies.release(OTHER);
     await_products<0>();
     hold(output);
     copies.release(2);

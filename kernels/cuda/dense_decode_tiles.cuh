@@ -3,8 +3,12 @@
 //
 // Part 0 is the 64 rotated channels, the others are 128 channels each, which are values too. Scores take the parts in
 // the order of their numbers. Of parts 1 and 2, which scores want first and values leave last, there are three in
-// shared memory, of the others two. Warpgroup 0 frees parts 0 and 1, warpgroup 1 the others.
+// shared memory, of the others two. Warpgroup 0 frees part 0 and one of values, warpgroup 1 the others.
 
+// Whether warpgroup 1 keeps two thirds of its values back until warpgroup 0 has the next scores: better where memory is
+// not the limit. Warpgroup 0 takes the values of part OWN, the other those of OTHER too.
+constexpr bool KEPT = CLUSTER > 1;
+constexpr int OWN = KEPT ? 4 : 1, OTHER = 5 - OWN;
 constexpr int PARTS = 5, CHUNKS = WIDTH / 64, HELD = 4;
 constexpr int CHUNK = TILE * 128;  // bytes of 64 rows of 64 channels: the unit of the 128-byte swizzle
 // In shared memory: the chunks of queries that are not held in registers, parts, weights, and the state.
@@ -23,7 +27,7 @@ __device__ constexpr u32 place_of(int part) {
 }
 // The first chunk of 64 channels of a part, and the chunks of a tile in the order in which scores take them.
 __device__ constexpr int chunk_of(int part) {
-    return part == 0 ? 8 : part == 1 ? 0 : part == 2 ? 6 : part == 3 ? 2 : 4;
+    return part == 0 ? 8 : part == OWN ? 0 : part == 2 ? 6 : part == 3 ? 2 : 4;
 }
 __device__ constexpr int part_at(int turn) { return (turn + 1) / 2; }
 __device__ constexpr int chunk_at(int turn) { return chunk_of(part_at(turn)) + (turn > 0 && turn % 2 == 0); }

@@ -15,6 +15,11 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// So many arrivals at once.
+__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 count) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
 // The same barrier of the other block of a cluster of two. Orders nothing but what this thread's block sees.
 __device__ __forceinline__ void barrier_arrive_at_peer(u32 barrier) {
     asm volatile("{\n.reg .b32 rank, there;\nmov.u32 rank, %%cluster_ctarank;\nxor.b32 rank, rank, 1;\n"

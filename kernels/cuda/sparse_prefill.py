@@ -13,13 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.cuda.driver import Kernel, compile_cubin, load
+from kernels.cuda.driver import Kernel, compile_cubin, load, tensor_map
+from kernels.cuda.paged import TensorMap
 from kernels.cuda.spans import ROWS_A_BLOCK
 from kernels.errors import KernelError
 from kernels.reference.sparse_prefill import NamedLatents, check_operands
 
 THREADS = 384
-_STAYING_BYTES = 32 << 20  # of keys, which the L2 keeps while all queries pass
+STATE_BYTES = 1_048  # of latent.cuh: barriers, and numbers by row
 SOURCE = Path(__file__).with_suffix(".cu")
 
 
@@ -28,7 +29,8 @@ class _Parameters(ctypes.Structure):
                 ("lse", ctypes.c_void_p), ("indices", ctypes.c_void_p), ("lengths", ctypes.c_void_p),
                 ("sink", ctypes.c_void_p), ("stride", ctypes.c_uint64), ("queries", ctypes.c_int),
                 ("heads", ctypes.c_int), ("slots", ctypes.c_int), ("listed", ctypes.c_int),
-                ("scale", ctypes.c_float), ("early", ctypes.c_int)]  # fmt: skip
+                ("scale", ctypes.c_float), ("before", ctypes.c_char * 44), ("asked", TensorMap),
+                ("answered", TensorMap)]  # fmt: skip
 
 
 def sparse_prefill(
@@ -40,22 +42,24 @@ def sparse_prefill(
     """
     check_operands(query, named, sink, output, lse)
     queries, heads, width = query.shape
+    if not queries:
+        return
     lengths, sinks = (0 if tensor is None else tensor.data_ptr() for tensor in (named.lengths, sink))
     parameters = _Parameters(
         query.data_ptr(), named.keys.data_ptr(), output.data_ptr(), lse.data_ptr(), named.indices.data_ptr(), lengths,
         sinks, named.keys.stride(0) * 2, queries, heads, named.keys.shape[0], named.indices.shape[1],
-        scale * math.log2(math.e), int(is_early(named.keys, heads)),
+        scale * math.log2(math.e), b"", _boxes(query), _boxes(output),
     )  # fmt: skip
-    if queries:
-        device = query.device.index
-        blocks = min(queries * -(-heads // ROWS_A_BLOCK), _processors(device))
-        _kernel(width, device).launch((blocks, 1, 1), parameters)
+    device = query.device.index
+    blocks = min(queries * -(-heads // ROWS_A_BLOCK), _processors(device))
+    _kernel(width, device).launch((blocks, 1, 1), parameters)
 
 
-def is_early(keys: Tensor, heads: int) -> bool:
-    """Whether queries come to the L2 ahead of their turn: 1 to 6 % faster, but where few heads' keys come from memory
-    they are in the way of these, and it is 7 % slower. Bits are the same."""
-    return heads > ROWS_A_BLOCK or keys.numel() * keys.element_size() <= _STAYING_BYTES
+def _boxes(rows: Tensor) -> ctypes.Array[ctypes.c_uint64]:
+    """Boxes of 64 heads and 64 channels. A contiguous tensor's strides may say anything where an extent is 1."""
+    _, heads, width = rows.shape
+    rows = rows.as_strided(rows.shape, (heads * width, width, 1))
+    return TensorMap.from_buffer_copy(tensor_map(rows, (1, ROWS_A_BLOCK, 64)))
 
 
 def defines_for(width: int) -> dict[str, int]:
@@ -69,8 +73,8 @@ def compile_for(width: int) -> tuple[bytes, str]:
 
 
 def shared_bytes(width: int) -> int:
-    """Dynamic shared memory of a launch: queries, two tiles of keys, weights and state."""
-    return 64 * width * 2 * 3 + 64 * 64 * 2 + 160 + 2 * 64 * 4 + 16
+    """Dynamic shared memory of a launch, in 64 rows of 64 channels: all but four of queries, 22 of tiles, weights."""
+    return 64 * 64 * 2 * (width // 64 - 4 + 22 + 1) + STATE_BYTES
 
 
 @functools.cache

@@ -21,6 +21,27 @@ __device__ __forceinline__ void write_once(void *to, uint2 x) {
     asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(x.x), "r"(x.y) : "memory");
 }
 
+// Boxes of a tensor, as `copy_box` has them, to shared memory and from there: what nobody reads again, or soon.
+__device__ __forceinline__ u64 leaves_first() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ void copy_box_once(u32 to, const TensorMap *map, int x, int y, int z, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+                 "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier),
+                 "l"(leaves_first()) : "memory");
+}
+__device__ __forceinline__ void write_box_once(const TensorMap *map, int x, int y, int z, u32 from) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%1, %2, %3}], [%4], %5;" ::
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(from), "l"(leaves_first()) : "memory");
+}
+
+// Boxes that a thread writes are groups; later, it may wait until all have been read, or are written.
+__device__ __forceinline__ void commit_boxes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void await_boxes_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void await_boxes() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // The larger and the smaller of two; NaN where one is.
 __device__ __forceinline__ float larger(float a, float b) {
     float c;
