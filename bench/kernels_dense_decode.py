@@ -84,6 +84,7 @@ def sources() -> list[tuple[Path, str, dict[str, int]]]:
     """What is to be compiled."""
     kernels = [dense_decode.kernel_of(cluster) for cluster in (1, 2)]
     kernels += [dense_decode_fp8.kernel_of(columns) for columns in dense_decode_fp8.COLUMNS]
+    kernels.append(dense_decode_fp8.kernel_of(dense_decode_fp8.COLUMNS[1], 2))
     return [(kernel.source, "sm_90a", dict(kernel.defines)) for kernel in kernels]
 
 

@@ -6,7 +6,8 @@
 // are E4M3 times a scale for each row. Its weights, in bf16, go to warpgroups 1 and 2, which accumulate 256 output
 // channels each, transposed: a thread reads E4M3 codes across keys, makes bf16 of them in registers and multiplies.
 // Scores run a tile or two ahead. (Products of values in FP8 are faster, but their sums, in the tensor cores, lose a
-// seventh of 8,192 equal values.)
+// seventh of 8,192 equal values.) Two blocks of a sequence share tiles: each copies half of them to both.
+// Compiled with CLUSTER: 2 where blocks share tiles, or 1.
 
 #include "hopper.cuh"
 #include "softmax.cuh"
@@ -42,6 +43,12 @@ __device__ __forceinline__ void add_group(float (&scores)[32], float (&part)[32]
     for (int i = 0; i < 32; i++) scores[i] += part[i] * scale[i / 4 * 2 + i % 2];
 }
 
+// In a cluster, blocks copy to each other.
+__device__ __forceinline__ void free_tile(int stage) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(state(FREED + 8 * stage));
+    if (CLUSTER > 1 && threadIdx.x % 32 == 1) barrier_arrive_at_peer(state(FREED + 8 * stage));
+}
+
 // Rotated channels into `scores`, the first group into `part`; not awaited.
 __device__ __forceinline__ void begin_scores(float (&scores)[32], float (&part)[32], int stage) {
     u64 keys = operand(shared + KEYS, 16) + stage * (TILE_BYTES / 16);
@@ -74,13 +81,13 @@ __device__ __forceinline__ void end_scores(float (&scores)[32], float (&part)[32
     read_scales(scale, stage, 3);
     await_products<0>();
     add_group(scores, other, scale);
-    if (threadIdx.x % 32 == 0) barrier_arrive(state(FREED + 8 * stage));
+    free_tile(stage);
 }
 
 // Weights [rows x keys] to shared memory, and what sums of earlier tiles are to be multiplied by.
 __device__ __forceinline__ void pass_weights(const u32 (&weights)[16], const Softmax &softmax, int buffer) {
     int lane = threadIdx.x % 32;
-    u32 to = shared + WEIGHTS + buffer * ROWS * TILE * 2;
+    u32 to = here() + WEIGHTS + buffer * ROWS * TILE * 2;
 #pragma unroll
     for (int i = 0; i < 4; i++)  // sixteen keys
         store_matrices(to + swizzled(threadIdx.x / 32 * 16 + lane % 16, 2 * i + lane / 16), weights[4 * i],
@@ -196,7 +203,7 @@ __device__ __forceinline__ void rescale(float (&sums)[SUMS], int buffer) {
 template <int HALF> __device__ __forceinline__ void accumulate(float (&sums)[SUMS], int tile) {
     constexpr int held = 2;  // operands that products may be reading
     int stage = tile % STAGES, buffer = tile % 2;
-    u32 keys = shared + KEYS + stage * TILE_BYTES, folded = shared + FOLDED + stage * 512 + threadIdx.x % 4 * 32;
+    u32 keys = here() + KEYS + stage * TILE_BYTES, folded = here() + FOLDED + stage * 512 + threadIdx.x % 4 * 32;
     u64 weights = operand(shared + WEIGHTS, 16) + buffer * (ROWS * TILE * 2 / 16);
     u32 word[2][4], scales[4], values[held][8];
     barrier_wait(state(FULL + 8 * stage), tile / STAGES & 1);
@@ -217,7 +224,7 @@ template <int HALF> __device__ __forceinline__ void accumulate(float (&sums)[SUM
         commit_products();
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(state(FREED + 8 * stage));
+    free_tile(stage);
     await_products<0>();
     hold(sums);
     if (threadIdx.x % 32 == 0) barrier_arrive(state(TAKEN + 8 * buffer));
@@ -248,18 +255,32 @@ template <int HALF> __device__ __forceinline__ void follow(const Parameters &p, 
     write<HALF>(Task(p), sums);
 }
 
+// Thirty-two bytes a lane of a row of queries, and as many of its rotated channels for each of eight lanes.
+struct QueryRow {
+    uint4 found[3];
+    __device__ __forceinline__ void load(const Task &task, int row) {
+        int lane = threadIdx.x % 32;
+        found[0] = found[1] = found[2] = make_uint4(0, 0, 0, 0);
+        if (row >= ROWS || task.row + row >= task.p.rows) return;
+        const uint4 *from = (const uint4 *)(task.query() + row * WIDTH);
+        found[0] = from[2 * lane], found[1] = from[2 * lane + 1];
+        if (lane < 8) found[2] = from[64 + lane];
+    }
+};
+
 // Queries become E4M3 times a scale of their row, which the rotated channels, in bf16, are divided by; a warp a row.
+// Code that runs once a block comes from memory: the less the better.
 __device__ __forceinline__ void load_queries(const Task &task) {
     int lane = threadIdx.x % 32;
-#pragma unroll 2
-    for (int row = threadIdx.x / 32; row < ROWS; row += 12) {
-        uint4 found[3] = {};
-        if (task.row + row < task.p.rows) {
-            const uint4 *from = (const uint4 *)(task.query() + row * WIDTH);
-            found[0] = from[2 * lane], found[1] = from[2 * lane + 1];
-            if (lane < 8) found[2] = from[64 + lane];
-        }
-        const u32 *words = (const u32 *)found;
+    QueryRow next[2];
+    int first = threadIdx.x / 32 - 4;
+    next[0].load(task, first), next[1].load(task, first + 8);
+#pragma unroll 1
+    for (int row = first; row < ROWS; row += 8) {
+        QueryRow own = next[0];
+        next[0] = next[1];
+        next[1].load(task, row + 16);
+        const u32 *words = (const u32 *)own.found;
         float x[24], most = 0;
 #pragma unroll
         for (int i = 0; i < 12; i++) {
@@ -268,15 +289,15 @@ __device__ __forceinline__ void load_queries(const Task &task) {
         }
 #pragma unroll
         for (int i = 0; i < 16; i++) most = fmaxf(most, fabsf(x[i]));
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-        float scale = most > 0 ? most / 448.0f : 1.0f, inverse = 1.0f / scale;
+        most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
+        bool some = most > 1e-30f;
+        float scale = some ? most * (1.0f / 448.0f) : 1.0f, inverse = some ? __fdividef(1.0f, scale) : 1.0f;
 #pragma unroll
         for (int i = 0; i < 24; i++) x[i] *= inverse;
-        store16(shared + lane / 8 * CHUNK + swizzled(row, lane % 8), codes(x[0], x[1], x[2], x[3]),
+        store16(here() + lane / 8 * CHUNK + swizzled(row, lane % 8), codes(x[0], x[1], x[2], x[3]),
                 codes(x[4], x[5], x[6], x[7]), codes(x[8], x[9], x[10], x[11]), codes(x[12], x[13], x[14], x[15]));
         if (lane < 8)
-            store16(shared + GROUPS * CHUNK + swizzled(row, lane), pair(x[16], x[17]), pair(x[18], x[19]),
+            store16(here() + GROUPS * CHUNK + swizzled(row, lane), pair(x[16], x[17]), pair(x[18], x[19]),
                     pair(x[20], x[21]), pair(x[22], x[23]));
         if (lane == 0) write_float(state(QUERY + 4 * row), scale * task.p.scale);
     }
@@ -284,20 +305,22 @@ __device__ __forceinline__ void load_queries(const Task &task) {
     meet<1, 384>();
 }
 
-extern "C" __global__ void __launch_bounds__(512, 1) dense_decode_fp8(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(512, 1)
+    dense_decode_fp8(const __grid_constant__ Parameters p) {
     extern __shared__ __align__(1024) u8 memory[];
-    if (address_of(memory) != shared) __trap();
+    if (address_of(memory) != here()) __trap();
     let_next_launch_start();
     int group = threadIdx.x / 128;
     if (threadIdx.x == 384) {
         for (int stage = 0; stage < STAGES; stage++)
-            barrier_init(state(FULL + 8 * stage), 3), barrier_init(state(FREED + 8 * stage), 12);
+            barrier_init(state(FULL + 8 * stage), 3), barrier_init(state(FREED + 8 * stage), 12 * CLUSTER);
         for (int buffer = 0; buffer < 2; buffer++)
             barrier_init(state(READY + 8 * buffer), 4), barrier_init(state(TAKEN + 8 * buffer), 8);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         show_to_tensor_cores();
     }
     __syncthreads();
+    if (CLUSTER > 1) meet_cluster();
     if (group == 3) {  // registers of all four: four times what a thread begins with, 128
         fewer_registers<24>();
         if (threadIdx.x < 416) produce(p, Task(p));
@@ -305,22 +328,26 @@ extern "C" __global__ void __launch_bounds__(512, 1) dense_decode_fp8(const __gr
     } else if (group == 0) {
         more_registers<FOR_SCORES>();
         Task task(p);
-        if (task.idle()) return;
-        load_queries(task);
-        attend(task);
+        if (!task.idle()) {
+            meet<1, 384>();
+            attend(task);
+        }
     } else if (group == 1) {
         more_registers<FOR_VALUES>();
         Task task(p);
-        if (task.idle()) return;
-        load_queries(task);
-        follow<0>(p, task.tiles);
+        if (!task.idle()) {
+            load_queries(task);
+            follow<0>(p, task.tiles);
+        }
     } else {
         more_registers<FOR_VALUES>();
         Task task(p);
-        if (task.idle()) return;
-        load_queries(task);
-        follow<1>(p, task.tiles);
+        if (!task.idle()) {
+            load_queries(task);
+            follow<1>(p, task.tiles);
+        }
     }
+    if (CLUSTER > 1) meet_cluster();  // the other block may still copy to this one
 }
 
 extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant__ Parameters p) { combine_spans(p); }

@@ -13,20 +13,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kernels.cuda.dense_decode import cluster_of
 from kernels.cuda.driver import tensor_map
 from kernels.cuda.paged import Operands, PagedKernel, PagedParameters, TensorMap
-from kernels.cuda.spans import Split, Workspace
+from kernels.cuda.spans import TILE, Split, Workspace
 from kernels.reference.dense_decode import PagedRecords
 from kernels.reference.sparse_decode import RecordKind
 
 RECORD = RecordKind.V32.value
 COLUMNS = (16, 64)  # rows that a block sums values for
+SHARED_SPAN = 32 * TILE  # from here on it pays that two blocks share what they read: a cluster begins later
 _FOLDER = Path(__file__).parent
 _THREADS = {16: 384, 64: 512}
-_TILE, _RECORDS = 64 * 128, 64 * RECORD  # bytes of 64 rows of 128 bytes, and of 64 records
+_CHUNK, _RECORDS = 64 * 128, 64 * RECORD  # bytes of 64 rows of 128 bytes, and of 64 records
 # Of up to 16 rows: queries and weights, four tiles, numbers by row. Of 64: queries, four tiles and weights; four tiles'
 # scales, folded and not; numbers by row.
-_SHARED = {16: 34 * 1_024 + 4 * _RECORDS + 1_376, 64: 27 * _TILE + 4 * (512 + 1_280) + 1_152}
+_SHARED = {16: 34 * 1_024 + 4 * _RECORDS + 1_376, 64: 27 * _CHUNK + 4 * (512 + 1_280) + 1_152}
 
 
 class _Parameters(ctypes.Structure):
@@ -46,15 +48,17 @@ def dense_decode_fp8(
     operands.check()
     if not len(query):
         return
-    box, pages = operands.box(), cache.pages
+    cluster = cluster_of(operands.blocks) if operands.rows > COLUMNS[0] and split.span >= SHARED_SPAN else 1
+    box, pages = operands.box(TILE // cluster), cache.pages
     pairs = pages[:, : cache.page_tokens * RECORD].view(torch.bfloat16)
     pairs = pairs.as_strided((len(pages), cache.page_tokens, RECORD // 2), (pages.stride(0) // 2, RECORD // 2, 1))
     records = TensorMap.from_buffer_copy(tensor_map(pairs, (1, box, 64)))
     parameters = _Parameters(operands.parameters(box), pages.data_ptr(), pages.stride(0), b"", records)
-    kernel_of(COLUMNS[operands.rows > COLUMNS[0]]).launch(operands, parameters)
+    kernel_of(COLUMNS[operands.rows > COLUMNS[0]], cluster).launch(operands, parameters)
 
 
-def kernel_of(columns: int) -> PagedKernel:
-    """The kernel for so many rows of a sequence (16), or for any number (64)."""
-    name = "dense_decode_fp8_few.cu" if columns == COLUMNS[0] else "dense_decode_fp8.cu"
-    return PagedKernel(_FOLDER / name, (), _THREADS[columns], _SHARED[columns])
+def kernel_of(columns: int, cluster: int = 1) -> PagedKernel:
+    """The kernel for so many rows of a sequence (16), or for any number (64), in clusters of so many blocks."""
+    if columns == COLUMNS[0]:
+        return PagedKernel(_FOLDER / "dense_decode_fp8_few.cu", (), _THREADS[columns], _SHARED[columns])
+    return PagedKernel(_FOLDER / "dense_decode_fp8.cu", (("CLUSTER", cluster),), _THREADS[columns], _SHARED[columns])

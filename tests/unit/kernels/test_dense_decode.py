@@ -139,10 +139,10 @@ def test_kernel_compiles_ahead_for_hopper_without_spills(cluster: int) -> None:
     assert "serialized" not in report  # products would wait for each other
 
 
-@pytest.mark.parametrize("columns", dense_decode_fp8.COLUMNS)
+@pytest.mark.parametrize(("columns", "cluster"), [(16, 1), (64, 1), (64, 2)])
 @pytest.mark.skipif(not has_nvrtc(), reason="NVRTC comes with the extras 'dev' and 'gpu'")
-def test_kernel_over_records_compiles_ahead_for_hopper(columns: int) -> None:
-    cubin, report = dense_decode_fp8.kernel_of(columns).compile()
+def test_kernel_over_records_compiles_ahead_for_hopper(columns: int, cluster: int) -> None:
+    cubin, report = dense_decode_fp8.kernel_of(columns, cluster).compile()
     assert cubin
     spilled = [int(found) for found in re.findall(r"(\d+) bytes spill stores", report)]
     assert len(spilled) == 2  # the kernel and `combine`
