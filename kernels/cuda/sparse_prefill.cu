@@ -73,7 +73,7 @@ __device__ __forceinline__ void ask(Queries &queries, const Task &task) {
         barrier_expect(shared + STATE + ASKED, (CHUNKS - HELD) * CHUNK);
 #pragma unroll
         for (int turn = HELD; turn < CHUNKS; turn++)
-            copy_box_once(shared + (turn - HELD) * CHUNK, &task.p.asked, chunk_at(turn) * 64, task.head, task.query,
+            read_box_once(shared + (turn - HELD) * CHUNK, &task.p.asked, chunk_at(turn) * 64, task.head, task.query,
                           shared + STATE + ASKED);
     }
     queries.fetch(task.queries(), task.rows());

@@ -27,7 +27,7 @@ __device__ __forceinline__ u64 leaves_first() {
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
-__device__ __forceinline__ void copy_box_once(u32 to, const TensorMap *map, int x, int y, int z, u32 barrier) {
+__device__ __forceinline__ void read_box_once(u32 to, const TensorMap *map, int x, int y, int z, u32 barrier) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
                  "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier),
                  "l"(leaves_first()) : "memory");
