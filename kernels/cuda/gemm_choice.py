@@ -25,7 +25,7 @@ _LEAVING_BYTES = 8 * 2048  # of a large tile, 16 tokens by 64 rows of each warp
 _SLOT_BYTES = 128 * 16  # sums of 64 rows of eight tokens
 _ON_THEIR_WAY = 9  # stages of 64 rows to a multiprocessor, beyond which reading all weights once takes longer
 _WHOLE_CHANNELS, _SPLIT_CHANNELS = 16, 64  # blocks of a tile from which a third warpgroup takes its turn
-_MANY_BLOCKS = 64  # of a tile, from which one thread does not fetch all that 128 tokens take
+_MANY_BLOCKS = 64  # of a tile whose channels are not split, from which three threads fetch what 128 tokens take
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,5 +250,5 @@ def _for_few(rows: int, channels: int, width: int, token_tiles: int, grain: int)
     least = _WHOLE_CHANNELS if split == 1 else _SPLIT_CHANNELS
     blocks = channels // DEPTH // split
     turns = 3 if once and grain == 128 and blocks >= least else 2
-    fetchers = 3 if width == WIDTHS[-1] and blocks >= _MANY_BLOCKS else 1
+    fetchers = 3 if width == WIDTHS[-1] and (split > 1 or blocks >= _MANY_BLOCKS) else 1
     return Stream(width, 1, turns, split, once, deepest=_ON_THEIR_WAY, fetchers=fetchers)

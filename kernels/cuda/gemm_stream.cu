@@ -33,7 +33,6 @@ constexpr int CHUNK = TOKENS < 64 ? TOKENS : 64;  // tokens that a warp writes a
 // nothing is to come any more, and those that the cluster's other blocks send. A warpgroup writes SHARES octets.
 constexpr int OCTETS = TOKENS / 8, SLOT = ROW_GROUPS * 128 * 16;
 constexpr int SHARES = (OCTETS + DEPTH_GROUPS * SPLIT - 1) / (DEPTH_GROUPS * SPLIT);
-constexpr int AT_ONCE = 4;  // octets that a thread adds up beside each other
 constexpr int SENT_BYTES = DEPTH_GROUPS * SHARES * (SPLIT - 1) * SLOT;
 static_assert(STAGES % DEPTH_GROUPS == 0, "a stage has the same reader in each of its turns");
 constexpr int PARTIAL = WHOLE ? CONSUMERS / 32 * CHUNK * 32 : DEPTH_GROUPS * OCTETS * SLOT;

@@ -33,7 +33,7 @@ struct WeightScales {
 
 // Scales of the tokens whose columns a thread holds: read ahead of their use where registers allow.
 struct TokenScales {
-    static constexpr bool AHEAD = TOKENS <= 64;
+    static constexpr bool AHEAD = TOKENS <= 64 || (FETCHERS == 3 && WARPGROUPS == 2);
     float2 held[AHEAD ? TOKENS / 8 : 1];
     u32 from;
     __device__ __forceinline__ explicit TokenScales(u32 scales) : from(scales + threadIdx.x % 4 * 8) {

@@ -45,29 +45,15 @@ __device__ __forceinline__ void read_sums(u32 from, float (&to)[4]) {
     for (int i = 0; i < 4; i++) to[i] = __uint_as_float(found[i]);
 }
 
-// Where a thread writes an octet's tokens: four rows, beside each other, of one of them.
-struct Place {
-    u16 *first;
-    int token, tokens;
-    bool inside;
-    __device__ __forceinline__ Place(const Parameters &p, const Tile &tile, int row_group) {
-        int lane = threadIdx.x % 32, row = tile.row + row_group * 64 + threadIdx.x % 128 / 32 * 16;
-        row += lane % 2 * 8 + lane / 2 % 2 * 4;
-        token = lane / 4, tokens = tile.tokens, inside = row < p.rows, first = output_of(p, tile, token, row);
-    }
-    __device__ __forceinline__ void write(const Parameters &p, const Tile &tile, int octet, uint2 x) const {
-        int at = octet * 8 + token;
-        if (inside && at < tokens && is_written(p, tile, at)) *(uint2 *)(first + (u64)octet * 8 * p.rows) = x;
-    }
-};
-
-// bf16 of an octet's complete sums, as a thread writes them: two squares of rows by tokens are turned over, and lanes
-// side by side swap halves.
-__device__ __forceinline__ uint2 turned(const float (&sums)[4]) {
+// bf16 of an octet whose sums are complete.
+__device__ __forceinline__ void write_octet(const Parameters &p, const Tile &tile, int row_group, int octet,
+                                            const float *sums) {
+    int lane = threadIdx.x % 32, token = octet * 8 + lane / 4;
+    int row = tile.row + row_group * 64 + threadIdx.x % 128 / 32 * 16 + lane % 4 * 2;
     u32 low = transpose(pair(sums[0], sums[1])), high = transpose(pair(sums[2], sums[3]));
-    bool odd = threadIdx.x % 2;
-    u32 other = __shfl_xor_sync(~0u, odd ? low : high, 1);
-    return odd ? make_uint2(other, high) : make_uint2(low, other);
+    if (token >= tile.tokens || !is_written(p, tile, token)) return;
+    if (row < p.rows) *(u32 *)output_of(p, tile, token, row) = low;
+    if (row + 8 < p.rows) *(u32 *)output_of(p, tile, token, row + 8) = high;
 }
 
 __device__ __forceinline__ void store_sums(u32 to, const float *x) {
@@ -105,63 +91,39 @@ __device__ __forceinline__ void add_blocks(const Parameters &p, const Tile &tile
 #pragma unroll
     for (int i = 0; i < SHARES; i++) mine += min(max(octets - (i * SPLIT + rank) * DEPTH_GROUPS, 0), DEPTH_GROUPS);
     if (!mine) return;
-    Place place(p, tile, row_group);
     if (threadIdx.x == 0) barrier_expect(shared + SUMS, mine * (SPLIT - 1) * SLOT);
     barrier_wait(shared + SUMS, 0);
-    constexpr int BATCH = SHARES < AT_ONCE ? SHARES : AT_ONCE;
 #pragma unroll 1
-    for (int first = 0; first < SHARES; first += BATCH) {
-        uint2 found[BATCH];
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            int share = min(first + i, SHARES - 1), octet = (rank + share * SPLIT) * DEPTH_GROUPS + depth_group;
-            float total[4];
-            add_ranks(sent + share * (SPLIT - 1) * SLOT, left + min(octet, OCTETS - 1) * SLOT, rank, total);
-            found[i] = turned(total);
-        }
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            int octet = (rank + (first + i) * SPLIT) * DEPTH_GROUPS + depth_group;
-            if (octet < octets) place.write(p, tile, octet, found[i]);
-        }
+    for (int octet = rank * DEPTH_GROUPS + depth_group; octet < octets; octet += SPLIT * DEPTH_GROUPS) {
+        float total[4];
+        add_ranks(sent, left + octet * SLOT, rank, total);
+        write_octet(p, tile, row_group, octet, total);
+        sent += (SPLIT - 1) * SLOT;
     }
 }
 
 // Adds partial sums in a fixed order and writes them: of an octet those of the block's warpgroups first, then those of
-// the cluster's blocks. Warpgroups and blocks take octets in turns, AT_ONCE of them so that none waits for another.
+// the cluster's blocks. Warpgroups and blocks take octets in turns.
 __device__ __forceinline__ void finish(const Parameters &p, const Tile &tile, u32 shared, int row_group,
                                        int depth_group, const float (&sums)[TOKENS / 2]) {
     u32 thread = (row_group * 128 + threadIdx.x % 128) * 16, left = shared + PARTIALS + thread;
-    u32 sent = shared + SENT + depth_group * SHARES * (SPLIT - 1) * SLOT + thread;
+    u32 sent = shared + SENT + depth_group * SHARES * (SPLIT - 1) * SLOT + thread, slot = sent;
     int octets = (tile.tokens + 7) / 8, rank = blockIdx.x % SPLIT;
 #pragma unroll
     for (int octet = 0; octet < OCTETS; octet++)
         store_sums(left + (depth_group * OCTETS + octet) * SLOT, sums + 4 * octet);
-    constexpr int TURNS = (OCTETS + DEPTH_GROUPS - 1) / DEPTH_GROUPS, BATCH = TURNS < AT_ONCE ? TURNS : AT_ONCE;
-    Place place(p, tile, row_group);
     if (DEPTH_GROUPS > 1) meet<1, CONSUMERS>();
+    int to = 0;
 #pragma unroll 1
-    for (int first = 0; depth_group + first * DEPTH_GROUPS < octets; first += BATCH) {
-        float total[BATCH][4];
-        uint2 found[BATCH];
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            int octet = min(depth_group + (first + i) * DEPTH_GROUPS, OCTETS - 1);
-            add_slots<DEPTH_GROUPS>(left + octet * SLOT, OCTETS * SLOT, total[i]);
-            if (SPLIT == 1) found[i] = turned(total[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            int octet = depth_group + (first + i) * DEPTH_GROUPS, to = (first + i) % SPLIT;
-            if (octet >= octets) continue;
-            if (SPLIT == 1) {
-                place.write(p, tile, octet, found[i]);
-            } else if (to == rank) {
-                store_sums(left + octet * SLOT, total[i]);  // read by this thread alone
-            } else {
-                u32 slot = sent + ((first + i) / SPLIT * (SPLIT - 1) + rank - (rank > to)) * SLOT;
-                send_sums(address_in(slot, to), total[i], address_in(shared + SUMS, to));
-            }
+    for (int octet = depth_group; octet < octets; octet += DEPTH_GROUPS) {
+        float total[4];
+        add_slots<DEPTH_GROUPS>(left + octet * SLOT, OCTETS * SLOT, total);
+        if (SPLIT == 1) {
+            write_octet(p, tile, row_group, octet, total);
+        } else {
+            if (to == rank) store_sums(left + octet * SLOT, total);  // read by this thread alone
+            else send_sums(address_in(slot + (rank - (rank > to)) * SLOT, to), total, address_in(shared + SUMS, to));
+            if (++to == SPLIT) to = 0, slot += (SPLIT - 1) * SLOT;
         }
     }
     if (SPLIT > 1) add_blocks(p, tile, shared, sent, left, row_group, depth_group, octets);
