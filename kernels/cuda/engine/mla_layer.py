@@ -15,14 +15,14 @@ from kernels.reference.scaled import Scaled, ScaledExperts
 from kernels.triton.engine import latent as by_triton
 from kernels.triton.engine import mla_layer as whole_by_triton
 from kernels.triton.engine.experts import expert_rows
-from kernels.triton.engine.linear import FEW_ROWS, read_as
+from kernels.triton.engine.linear import is_few, read_as
 from kernels.triton.engine.linear import linear as dense_linear
 from kernels.triton.engine.rows import add_norm, norm
 
 
 def mla_layer(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: RopeTable) -> Tensor:
     """As reference.mla_layer.mla_layer."""
-    takes = domain.beats_the_chain if len(x) <= FEW_ROWS else domain.attends_densely
+    takes = domain.beats_the_chain if is_few(*x.shape) else domain.attends_densely
     if not _is_kept(layer) and not takes(layer.attention, pages, len(x)):
         return whole_by_triton.mla_layer(x, layer, ragged, pages, rope)
     spec = layer.attention
@@ -39,7 +39,7 @@ def mla_layer(x: Tensor, layer: MlaLayer, ragged: Ragged, pages: Pages, rope: Ro
 def after_attention(x: Tensor, attended: Tensor, layer: MlaLayer) -> Tensor:
     """As kernels.triton.engine.mla_layer.after_attention."""
     router, bank, is_kept = layer.router, layer.experts, isinstance(layer.experts.gate, ScaledExperts)
-    if len(x) <= FEW_ROWS and not is_kept:
+    if is_few(*x.shape) and not is_kept:
         return whole_by_triton.after_attention(x, attended, layer)
     x, normed, rounded = add_norm(x, attended, layer.mlp_norm, layer.norm_eps, _read_as(bank.gate, len(x)))
     if router is None:
@@ -83,6 +83,6 @@ def _attended(
     absorbed, turning = dense_linear(queries[:, :still], spec.absorb), queries[:, still:end]
     if domain.attends_densely(spec, pages, len(queries)):
         mixed = attend_all(rotated(absorbed, turning, spec, ragged, rope), spec, ragged, pages).flatten(1)
-        few = len(queries) <= FEW_ROWS  # whose product takes fp32
+        few = is_few(len(queries), spec.rank)  # whose product takes fp32
         return dense_linear(mixed.to(torch.float32) if few else mixed, spec.output, kind)
     return dense_linear(by_triton.attend_latent(absorbed, turning, spec, ragged, pages, None, rope), spec.output, kind)

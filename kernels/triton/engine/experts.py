@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.operands import ExpertBank
 from kernels.triton.engine.chained import LAUNCH, chain, follow
 from kernels.triton.engine.few_experts import chosen_rows, gated
-from kernels.triton.engine.linear import FEW_ROWS
+from kernels.triton.engine.linear import NARROW, is_few
 from kernels.triton.engine.rows import norm as norm_rows
 
 
@@ -27,7 +27,7 @@ def expert_rows(
     residual: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """As `experts` of x normed with `norm`, plus `residual`, where they are given."""
-    if len(x) <= FEW_ROWS:
+    if is_few(*x.shape) and x.shape[1] <= NARROW:
         return chosen_rows(x, chosen, weights, bank, norm, eps, residual)
     return many(x if norm is None else norm_rows(x, norm, eps), chosen, weights, bank, residual)
 

@@ -12,23 +12,28 @@ from kernels.reference.linear import linear as linear_by_library
 from kernels.triton.engine.chained import LAUNCH, chain, follow
 from kernels.triton.engine.precise import precise, takes
 
-FEW_ROWS = 4  # up to as many the product is bound by reading the weights, and tensor cores have nothing to do
+FEW_ROWS = 2  # up to as many the product is bound by reading the weights, and tensor cores have nothing to do
+NARROW = 2048  # channels; of wider rows a second one costs more than tensor cores do (docs/benchmarks.md)
 _TILE = 16_384  # bytes of weights that one program holds at a time
+
+
+def is_few(rows: int, channels: int) -> bool:
+    """Whether rows of so many channels are multiplied one by one."""
+    return rows <= (FEW_ROWS if channels <= NARROW else 1)
 
 
 def read_as(weight: Dense, rows: int) -> torch.dtype:
     """The type that a product of so many rows reads: one that is given it rounds nothing any more."""
-    return torch.bfloat16 if weight.rounds and rows > FEW_ROWS else torch.float32
+    return torch.bfloat16 if weight.rounds and not is_few(rows, weight.matrix.shape[2]) else torch.float32
 
 
 def linear(x: Tensor, weight: Dense, kind: torch.dtype = torch.float32) -> Tensor:
     """As reference.linear.linear; rows of x may stand apart. `kind`: what `read_as` says of who reads the product."""
-    rows = x.shape[0]
-    if rows <= FEW_ROWS:
+    rows, (groups, columns, inner) = x.shape[0], weight.matrix.shape
+    if is_few(rows, inner):
         return few_rows(x, weight)
     if not weight.rounds:
         return precise(x, weight) if takes(weight) else linear_by_library(x, weight)
-    groups, columns, inner = weight.matrix.shape
     parts, out = x.to(torch.bfloat16).view(rows, groups, inner), x.new_empty(rows, groups * columns, dtype=kind)
     more = {} if kind == torch.bfloat16 else {"out_dtype": kind}
     if groups == 1:
