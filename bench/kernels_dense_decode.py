@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from bench.kernels_timing import Ceilings, median_us
+from bench.kernels_timing import Ceilings, rested_us
 from bench.table import Row
 from kernels.cuda import dense_decode, dense_decode_fp8
 from kernels.cuda.spans import Split, Workspace, fast_split, invariant_split, workspace_for
@@ -132,7 +132,7 @@ def timed(case: Case, split: Split) -> float:
     """Median microseconds of a call."""
     output, lse = case.outputs()
     workspace = _room(case, split)
-    return median_us(lambda: launch(case, split, workspace, output, lse))
+    return rested_us(lambda: launch(case, split, workspace, output, lse))
 
 
 def launch(case: Case, split: Split, workspace: Workspace, output: torch.Tensor, lse: torch.Tensor) -> None:

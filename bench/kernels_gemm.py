@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import torch
 
 from bench import kernels_read
-from bench.kernels_timing import Ceilings, median_us
+from bench.kernels_timing import Ceilings, median_us, rested_us
 from bench.table import Row
 from kernels.cuda.gemm import gemm, source_for
 from kernels.cuda.gemm_choice import Large, Stream, choose_cut
@@ -115,7 +114,6 @@ GROUPED = (
     Product("dense", "fp8 32", 1, 64, 4096, 7168, None),
     Product("dense", "fp8 32", 1, 128, 4096, 7168, None),
 )
-_REST_S = 0.2  # before many tokens are timed: a check in float64 leaves the chip at its power limit
 # Hostile operands are cut in every way that is timed.
 _HOSTILE = ((5, 70, 384, 512), (3, 9, 2112, 1024))
 
@@ -175,10 +173,8 @@ def _rows(product: Product, ceilings: Ceilings, rate: float, seed: int) -> Itera
         return
     weights = pack_fp4(case.weights) if isinstance(case.weights, Fp4Weights) else case.weights
     operands = (case.activations, weights, case.counts, case.experts, case.output(), product.cut)
-    if isinstance(product.cut, Large):
-        torch.cuda.synchronize()
-        time.sleep(_REST_S)
-    time_us = median_us(lambda: gemm(*operands))
+    timed_us = rested_us if isinstance(product.cut, Large) else median_us  # few tokens are bound by memory
+    time_us = timed_us(lambda: gemm(*operands))
     bar = product.public_us / (product.wanted or 1) if product.public_us else None
     floor = max(product.bytes / ceilings.gb_per_s / 1e3, product.operations / rate / 1e6)
     yield Row(product.name, time_us, "us", bar)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from bench.kernels_timing import Ceilings, median_us
+from bench.kernels_timing import Ceilings, rested_us
 from bench.table import Row
 from kernels.cuda.sparse_prefill import SOURCE, defines_for, sparse_prefill
 from kernels.reference.sparse_prefill import WIDTHS
@@ -87,7 +87,7 @@ def run(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def timed(case: Case) -> float:
-    """Median microseconds of a call."""
+    """Median microseconds of a call, after a rest."""
     output, lse = case.outputs()
     operands = (case.query, case.named, case.sink, case.scale, output, lse)
-    return median_us(lambda: sparse_prefill(*operands))
+    return rested_us(lambda: sparse_prefill(*operands))
