@@ -6,6 +6,7 @@ A test says `@pytest.mark.promise(16)` and calls its fixture: `promise(16, "froz
 from __future__ import annotations
 
 import datetime
+import gc
 import json
 import os
 import platform
@@ -225,9 +226,19 @@ def machine() -> str:
 
 
 @pytest.fixture
-def promise(request: pytest.FixtureRequest) -> Recorder:
-    """Records a measured figure of a promise; see `Recorder.__call__`."""
-    return Recorder(request.node)
+def promise(request: pytest.FixtureRequest) -> Iterator[Recorder]:
+    """Records a measured figure of a promise; see `Recorder.__call__`.
+
+    Where figures are read, what earlier tests left is kept out of this one's collections of garbage: a full one stops
+    a process of two hundred tests for 0.2 to 1.4 s, and a service, which freezes what it loaded, for no such time.
+    """
+    is_measured = bool(request.config.getoption("promises"))
+    if is_measured:
+        gc.collect()
+        gc.freeze()
+    yield Recorder(request.node)
+    if is_measured:
+        gc.unfreeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

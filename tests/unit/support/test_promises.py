@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
 import subprocess
 import sys
@@ -153,3 +154,26 @@ def test_the_verb_of_the_makefile_is_a_command_that_pytest_takes() -> None:
     options = shlex.split(command.split("pytest", 1)[1])
     taken = [sys.executable, "-m", "pytest", *options, "--markers"]
     subprocess.run(taken, cwd=ROOT, check=True, capture_output=True, timeout=60)
+
+
+LEFT = """
+import gc
+
+import pytest
+
+@pytest.mark.promise(16)
+def test_measures(promise):
+    assert bool(gc.get_freeze_count()) == {frozen}
+
+def test_measures_nothing():
+    assert not gc.get_freeze_count()
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--promises", "out.md")])
+def test_what_others_left_is_kept_out_of_collections_where_figures_are_read(
+    pytester: pytest.Pytester, options: tuple[str, ...]
+) -> None:
+    gc.unfreeze()  # what another test of a server froze
+    pytester.makepyfile(LEFT.format(frozen=bool(options)))
+    run(pytester, "-p", "no:randomly", *options).assert_outcomes(passed=2)
