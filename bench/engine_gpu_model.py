@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -53,9 +54,11 @@ class RandomReader:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._generator, self._device = torch.Generator(device).manual_seed(seed), device
+        self._asked: Counter[str] = Counter()
 
     def floats(self, name: str, *shape: int) -> torch.Tensor:
         """fp32: norms are ones, matrices [out, in] have variance 1 / in."""
+        self._asked[name] += 1
         if len(shape) == 1:
             return torch.ones(shape, device=self._device)
         drawn = torch.randn(shape, generator=self._generator, device=self._device)
@@ -75,7 +78,10 @@ class RandomReader:
         return False
 
     def finish(self) -> None:
-        """Nothing is left over."""
+        """Raises ValueError where a name was asked for twice: it was drawn twice, and is no longer one tensor."""
+        twice = sorted(name for name, times in self._asked.items() if times > 1)
+        if twice:
+            raise ValueError(f"drawn more than once: {', '.join(twice)}")
 
 
 def random_model(ops: Ops, seed: int, layers: int | None = None, block_tokens: int = 64) -> Mla:

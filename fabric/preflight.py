@@ -17,12 +17,8 @@ SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 Preflight = Callable[[SettingsT], None]
 
 
-def nothing(settings: ServiceSettings) -> None:
-    """The preflight of a service that only has what all services have."""
-
-
-def check(settings: SettingsT, own: Preflight[SettingsT]) -> None:
-    """What every start runs first, and `--check` alone. `own`: what this service adds to it.
+def check(settings: SettingsT, own: Preflight[SettingsT] | None = None) -> None:
+    """What every start runs first, and `--check` alone. `own`: what this service adds to it, if anything.
 
     Only what another machine or a device has to say is left to the start: discovery, the index, the lane that the
     transport finds. An instance's name is taken here, for as long as this process lives.
@@ -39,7 +35,8 @@ def check(settings: SettingsT, own: Preflight[SettingsT]) -> None:
         _place(settings.ready_file)
     if settings.instance:
         claim_name(f"{settings.service_name()}/{settings.instance}")
-    own(settings)
+    if own is not None:
+        own(settings)
 
 
 def memory(wanted_mb: Mapping[str, int]) -> None:

@@ -98,9 +98,7 @@ class Ready:
 class Chassis(Generic[SettingsT]):
     """One running service. Every start step leaves its undoing on a stack before the next begins."""
 
-    def __init__(
-        self, settings: SettingsT, build: Build[SettingsT], check: Preflight[SettingsT] = preflight.nothing
-    ) -> None:
+    def __init__(self, settings: SettingsT, build: Build[SettingsT], check: Preflight[SettingsT] | None = None) -> None:
         self._settings = settings
         self._build, self._check = build, check
         self._stack = AsyncExitStack()
@@ -209,10 +207,11 @@ class Chassis(Generic[SettingsT]):
                     await asyncio.sleep(_LOOK_S)
 
 
-def run(cls: type[SettingsT], build: Build[SettingsT], check: Preflight[SettingsT] = preflight.nothing) -> NoReturn:
+def run(cls: type[SettingsT], build: Build[SettingsT], check: Preflight[SettingsT] | None = None) -> NoReturn:
     """The whole life of a service process, from its command line to its exit code.
 
-    check: what this service's start needs of its settings; `--check` runs it and no more.
+    check: what this service's start needs of its settings beside what every service's does; `--check` runs both
+    and no more.
     0 after a drain, 1 when it could not start, 2 for wrong settings.
     """
     name = cls.service_name()
@@ -239,7 +238,7 @@ def _spelled(error: ServiceError, loaded: Loaded[SettingsT]) -> ServiceError:
     return StartError(error.message, field=loaded.spelled(error.field), fix=error.fix)
 
 
-async def _main(settings: SettingsT, build: Build[SettingsT], check: Preflight[SettingsT]) -> None:
+async def _main(settings: SettingsT, build: Build[SettingsT], check: Preflight[SettingsT] | None) -> None:
     logs.configure(settings.service_name(), settings.instance, settings.log_level)
     failpoints.arm(settings.failpoints)
     stop = lifecycle.stop_on_signals()

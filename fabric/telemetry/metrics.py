@@ -14,6 +14,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make
 from prometheus_client.process_collector import ProcessCollector
 
 from fabric.errors import StartError
+from fabric.telemetry import logs
+
+_log = logs.get("metrics")
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -57,11 +60,11 @@ class _Server(ThreadingMixIn, WSGIServer):
     timeout = 0
 
 
-class _Silent(WSGIRequestHandler):
-    """Writes no access log."""
+class _Scrape(WSGIRequestHandler):
+    """A request's line goes to this process's log, and there to `debug`: it comes every few seconds."""
 
     def log_message(self, format: str, *args: object) -> None:
-        pass
+        _log.debug("scraped", peer=self.client_address[0], request=format % args)
 
 
 class MetricsServer:
@@ -71,7 +74,7 @@ class MetricsServer:
         """Raises StartError where the port is taken; port 0 takes a free one."""
         try:
             app = make_wsgi_app(metrics.registry)
-            self._server = make_server(host, port, app, server_class=_Server, handler_class=_Silent)
+            self._server = make_server(host, port, app, server_class=_Server, handler_class=_Scrape)
         except OSError as error:
             raise StartError(
                 f"cannot serve metrics on {host}:{port}: {error.strerror}",
