@@ -16,6 +16,7 @@ from engine.requests import GenerateRequest
 from engine.sampling.logprobs import TokenLogprob
 from engine.sampling.params import SamplingParams
 from kernels.choose import missing_for
+from tests.support.driving import run, tokens_of
 
 pytest.importorskip("triton", reason="triton comes with the extras 'dev' and 'gpu'")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -104,20 +105,14 @@ def test_steps_queued_ahead_change_no_token(family: str, tmp_path: Path) -> None
     captured, plain = opened(folder, "triton"), opened(folder, "triton", graphs=False)
     found = []
     for engine in (captured, plain):
-        draw, tokens = np.random.default_rng(0), {}
+        draw = np.random.default_rng(0)
         for number in range(12):
             prompt = tuple(draw.integers(3, engine.model.vocab_size, 100 + number).tolist())
             stops = tuple(range(100, 110)) if number % 2 else ()
             params = SamplingParams(temperature=0.0, max_tokens=20 + 3 * number, ignore_eos=True, stop_token_ids=stops)
             engine.submit(GenerateRequest(str(number), prompt, params, cache=False))
-            tokens[str(number)] = []
-        while engine.has_work:
-            for event in engine.step():
-                if isinstance(event, FirstToken):
-                    tokens[event.request_id].append(event.token)
-                elif isinstance(event, TokensOut):
-                    tokens[event.request_id] += event.token_ids
-        found.append(tokens)
+        events = run(engine)
+        found.append({str(number): tokens_of(events, str(number)) for number in range(12)})
     assert found[0] == found[1]
     assert {len(tokens) for tokens in found[0].values()} > {20, 38}
 

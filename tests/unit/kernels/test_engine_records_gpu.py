@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.families.mla import tiny as mla
-from engine.requests import PrefillRequest
-from tests.support.driving import GREEDY, handoff, run, tokens_of
+from tests.support.records import check_handed_on
 from tests.unit.kernels.test_engine_gpu import agreeing, greedy
 from tests.unit.kernels.test_engine_invariant_gpu import NEW, answers
 
@@ -92,24 +90,4 @@ def test_an_answer_over_records_has_the_same_bits_alone_among_others_and_in_othe
 
 @pytest.mark.parametrize("pair", ["cuda cuda", "cpu cuda"])
 def test_records_of_a_prefill_go_on_in_a_decode_byte_for_byte(pair: str, tmp_path: Path) -> None:
-    folder, engines = write("v32", tmp_path / "model"), []
-    for device in pair.split():
-        kernels = "cuda" if device == "cuda" else "reference"
-        config = EngineConfig(
-            folder, "bfloat16", num_blocks=12, device=device, kernels=kernels, max_sequences=2, kv_cache="records"
-        )  # fmt: skip
-        engines.append(Engine.open(config, allocate=lambda count: np.zeros(count, np.uint8)))
-    source, target = engines
-    for length in (1, 40, 150):
-        prompt = tuple(3 + (11 * place) % 431 for place in range(length))
-        _, reservation = handoff(source, target, PrefillRequest("r", prompt, GREEDY, cache=False))
-        sent = target.pool.host_blocks[list(reservation.blocks)].copy()
-        assert len(tokens_of(run(target), "r")) == GREEDY.max_tokens - 1
-        target.pool.fetch(reservation.blocks)
-        kept = target.pool.host_blocks[list(reservation.blocks)]
-        for group in target.model.layout.globals:
-            first, _ = target.pool.row_of(group.name, 0)
-            for layer in range(group.layers):
-                begin = first + layer * group.entries * group.record_bytes
-                held = slice(begin, begin + min(length, group.entries) * group.record_bytes)
-                assert np.array_equal(sent[0, held], kept[0, held]), "decode reads what was handed on, where it lies"
+    check_handed_on(write("v32", tmp_path / "model"), pair)
