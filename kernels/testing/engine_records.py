@@ -17,6 +17,7 @@ from kernels.operands import IndexerSpec, IndexKeySpec, IndexMixing, MlaSpec, Pa
 from kernels.ops import Ops
 from kernels.reference.linear import pack
 from kernels.reference.records import LATENT_BYTES
+from kernels.testing.choices import expect_chosen, hold
 from kernels.testing.generator import generator, ragged_of, rope_of
 
 PAGE = 16
@@ -88,11 +89,11 @@ def check_stores(ops: Ops, device: torch.device, powers: bool) -> None:
     for mine, theirs in zip(_coded(found), _coded(wanted), strict=True):
         _expect_codes(*mine, *theirs)
     mine, theirs = (_records(case)[0][:, 528:].contiguous().view(torch.bfloat16).float() for case in (found, wanted))
-    _hold(bool(((mine - theirs).abs() <= _TURNED * theirs.abs() + 1e-5).all()), "turned channels")
+    hold(bool(((mine - theirs).abs() <= _TURNED * theirs.abs() + 1e-5).all()), "turned channels")
     rest = found.latents.storage.clone()
     for view in _views(rest):
         view[_places(found.rows)] = 0xFF
-    _hold(bool((rest == 0xFF).all()), "bytes around records")
+    hold(bool((rest == 0xFF).all()), "bytes around records")
 
 
 def _places(rows: Ragged) -> tuple[Tensor, Tensor]:
@@ -124,13 +125,13 @@ def _coded(case: Case) -> list[tuple[Tensor, Tensor]]:
 def _expect_codes(mine: Tensor, scale: Tensor, theirs: Tensor, expected: Tensor) -> None:
     """Scales are compared, and the numbers that codes stand for: a power of two may be the next as well."""
     close = (scale - expected).abs() <= _SCALE * expected
-    _hold(float(close.float().mean()) > _SAME_CODES, "scales")
+    hold(float(close.float().mean()) > _SAME_CODES, "scales")
     wide, other = scale.repeat_interleave(128, 1), expected.repeat_interleave(128, 1)
     value, wanted = _numbers(mine) * wide, _numbers(theirs) * other
     step = 2.0**-3 * torch.maximum(value.abs(), wanted.abs()) + 2.0**-9 * torch.maximum(wide, other)
-    _hold(bool(((value - wanted).abs() <= step * (1 + _SCALE)).all()), "a code is not even the next")
+    hold(bool(((value - wanted).abs() <= step * (1 + _SCALE)).all()), "a code is not even the next")
     share = float((mine == theirs).float().mean())
-    _hold(share > _SAME_CODES, f"{share:.4f} of codes are the reference's")
+    hold(share > _SAME_CODES, f"{share:.4f} of codes are the reference's")
 
 
 def _numbers(codes: Tensor) -> Tensor:
@@ -144,13 +145,7 @@ def check_choice(ops: Ops, device: torch.device, powers: bool) -> None:
     queries = torch.randn(case.rows.rows, _INDEX_HEADS * 128, generator=generator(5)).to(device)
     operands = (queries, case.projected, case.indexer, case.rows, case.keys, case.rope)
     found, wanted = ops.index_topk(*operands), reference.OPS.index_topk(*operands)
-    _hold(torch.equal(found.counts, wanted.counts), f"counts {found.counts.tolist()}, not {wanted.counts.tolist()}")
-    same = total = 0
-    for mine, theirs, count in zip(found.entries, wanted.entries, wanted.counts.tolist(), strict=True):
-        chosen = mine[:count].tolist()
-        _hold(chosen == sorted(set(chosen)), f"chosen {chosen}")
-        same, total = same + len(set(chosen) & set(theirs[:count].tolist())), total + count
-    _hold(same >= _SAME_CHOICES * total, f"{same} of {total} choices are the reference's")
+    expect_chosen(found, wanted, _SAME_CHOICES)
 
 
 def check_mixtures(ops: Ops, device: torch.device) -> None:
@@ -165,7 +160,7 @@ def check_mixtures(ops: Ops, device: torch.device) -> None:
         operands = (absorbed, turning, case.spec, case.rows, case.latents, selection, case.rope)
         found, wanted = ops.attend_latent(*operands), reference.OPS.attend_latent(*operands)
         error = float((found - wanted).norm() / wanted.norm())
-        _hold(error < (_MIXED if selection is None else _MIXED / 2), f"a mixture's relative error is {error:.3g}")
+        hold(error < (_MIXED if selection is None else _MIXED / 2), f"a mixture's relative error is {error:.3g}")
 
 
 def check_all(ops: Ops, device: torch.device) -> None:
@@ -178,11 +173,6 @@ def check_all(ops: Ops, device: torch.device) -> None:
 
 def _new(rows: Ragged) -> list[int]:
     return [int(end - first) for first, end in zip(rows.starts, rows.starts[1:], strict=False)]
-
-
-def _hold(condition: bool, what: str) -> None:
-    if not condition:
-        raise AssertionError(what)
 
 
 def _stand_in() -> None:

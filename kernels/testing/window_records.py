@@ -26,6 +26,7 @@ from kernels.operands import (
     Selection,
 )
 from kernels.ops import Ops
+from kernels.testing.choices import expect_chosen, hold
 from kernels.testing.generator import generator, ragged_of, ring_of, rope_of
 
 PAGE, RATE, WINDOW, ROOM = 64, 4, 12, 8  # tokens of a block and of an entry, rows of a window and beside it
@@ -146,7 +147,7 @@ def check_choice(ops: Ops, device: torch.device) -> None:
     queries, projected = (torch.randn(rows, width, generator=draw).to(device) for width in (16 * _KEY, _INDEX_HEADS))
     spec = IndexerSpec(0, 0, _INDEX_HEADS, _KEY, _TOPK, case.mixing)
     operands = (queries, projected, spec, case.rows, case.keys, case.rope)
-    _expect_chosen(ops.index_topk(*operands), reference.OPS.index_topk(*operands))
+    expect_chosen(ops.index_topk(*operands), reference.OPS.index_topk(*operands), _SAME_CHOICES)
 
 
 def check_proposals(csa2: Csa2Ops, device: torch.device) -> None:
@@ -161,7 +162,7 @@ def check_proposals(csa2: Csa2Ops, device: torch.device) -> None:
         found, wanted = csa2.choose(*operands), csa2_ops("reference").choose(*operands)
         for mine, theirs in zip(found, wanted, strict=True):
             if mine is not None and theirs is not None:
-                _expect_chosen(mine, theirs)
+                expect_chosen(mine, theirs, _SAME_CHOICES)
 
 
 def check_mixtures(family: Family, ops: Ops, device: torch.device, spans: Sequence[tuple[int, int]]) -> None:
@@ -177,7 +178,7 @@ def check_mixtures(family: Family, ops: Ops, device: torch.device, spans: Sequen
     for batch, pages, selection in kinds:
         found, wanted = _attended(ops, case, batch, queries, fresh, pages, selection)
         error = float((found - wanted).norm() / wanted.norm())
-        _hold(error < _MIXED, f"a mixture's relative error is {error:.3g}")
+        hold(error < _MIXED, f"a mixture's relative error is {error:.3g}")
 
 
 def _attended(
@@ -213,19 +214,9 @@ def check_csa2(csa2: Csa2Ops, device: torch.device) -> None:
 
 def _expect_same(mine: Tensor, theirs: Tensor, what: str) -> None:
     touched = theirs != 0xFF
-    _hold(bool((mine[~touched] == 0xFF).float().mean() > _SAME_BYTES), f"bytes around {what}")
+    hold(bool((mine[~touched] == 0xFF).float().mean() > _SAME_BYTES), f"bytes around {what}")
     share = float((mine[touched] == theirs[touched]).float().mean())
-    _hold(share > _SAME_BYTES, f"{what}: {share:.4f} of bytes are the reference's")
-
-
-def _expect_chosen(found: Selection, wanted: Selection) -> None:
-    _hold(torch.equal(found.counts, wanted.counts), f"counts {found.counts.tolist()}, not {wanted.counts.tolist()}")
-    same = total = 0
-    for mine, theirs, count in zip(found.entries, wanted.entries, wanted.counts.tolist(), strict=True):
-        chosen = mine[:count].tolist()
-        _hold(chosen == sorted(set(chosen)), f"chosen {chosen}")
-        same, total = same + len(set(chosen) & set(theirs[:count].tolist())), total + count
-    _hold(same >= _SAME_CHOICES * total, f"{same} of {total} choices are the reference's")
+    hold(share > _SAME_BYTES, f"{what}: {share:.4f} of bytes are the reference's")
 
 
 def _poisoned(rows: int, size: int, device: torch.device) -> Tensor:
@@ -238,11 +229,6 @@ def _threes(rows: int, device: torch.device) -> Tensor:
 
 def _new(rows: Ragged) -> list[int]:
     return [int(end - first) for first, end in zip(rows.starts, rows.starts[1:], strict=False)]
-
-
-def _hold(condition: bool, what: str) -> None:
-    if not condition:
-        raise AssertionError(what)
 
 
 if __name__ == "__main__":
